@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,9 +25,14 @@ from assay.training.processes.candidate import run_candidate
 from assay.training.processes.reference import Yardstick, record_reference
 from assay.training.protocol import MicroBatch, StepReport
 from assay.training.replay.determinism import comparable
-from assay.training.replay.step_handlers import StageRecorder, StageReplayer
 from assay.training.replay.step_observer import StepObserver
-from assay.training.replay.step_values import TRACE, RunRows, StepValueHandler
+from assay.training.replay.step_values import (
+    TRACE,
+    RunRows,
+    StageRecorder,
+    StageReplayer,
+    StepValueHandler,
+)
 from assay.training.reports import TrainCheck, TrainOptions
 from assay.training.state.files import NOISE
 from assay.training.trainers.reference import ReferenceTrainer
@@ -105,11 +110,12 @@ class Sides:
         return replayer
 
     def _observe(self, trainer: ReferenceTrainer, dtype: str, handler: StepValueHandler) -> None:
-        no_boundaries: Any = SimpleNamespace(join=lambda loss: loss, finish_backward=lambda: None)
         rows = RunRows.of_batches(self.batches)
         opened = OpenedTrainer.of(trainer, "reference")
-        tracer = _NoHooks(NullHandler())
-        observer = StepObserver(opened, handler, tracer, no_boundaries, rows)
+        no_boundaries: Any = NullHandler()
+        observer = StepObserver(opened, handler, no_boundaries, rows)
+        observer.tracer = _NoHooks(no_boundaries)
+        observer.taps = cast("Any", SimpleNamespace(join=lambda loss: loss, finish_backward=bool))
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

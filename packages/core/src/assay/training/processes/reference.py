@@ -17,8 +17,6 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.hooks.coverage_watch import UsageWatch
-from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.tensors import Boundary
 from assay.models import count_parameters, load_model
@@ -40,14 +38,17 @@ from assay.training.protocol import (
 )
 from assay.training.replay.determinism import comparable, keep_no_cache
 from assay.training.replay.parameter_watch import observe_update
-from assay.training.replay.step_handlers import (
+from assay.training.replay.step_observer import ReplayedSteps, StepObserver
+from assay.training.replay.step_values import (
+    TRACE,
     OptimizerResults,
+    RunRows,
     StageRecorder,
     StageReplayer,
+    ValueAddress,
+    count_rows,
     step_adamw,
 )
-from assay.training.replay.step_observer import ReplayedSteps, StepObserver
-from assay.training.replay.step_values import TRACE, RunRows, ValueAddress, count_rows
 from assay.training.reports import ReferenceReport, TrainCheck, TrainOptions
 from assay.training.state.files import (
     NOISE,
@@ -359,14 +360,12 @@ class _RecordedSide(TrustedSide):
         state, reports = initial, []
         manifest: dict[str, Any] = {"dtype": self.request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
-            gradients = GradientTaps(Recorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary, self.trainer.plan)
             opened = OpenedTrainer.of(self.trainer, "reference")
-            rows = RunRows.of_batches(batches)
-            watch = UsageWatch(gradients)
-            watch.add_parameters_of(self.trainer.model)
-            observer = StepObserver(opened, handler, ModuleTracer(watch), gradients, rows)
-            with observer.attached(), comparable(self.dtype, self.device), watch.reading():
+            modules, rows = Recorder(writer, self.boundary), RunRows.of_batches(batches)
+            observer = StepObserver(opened, handler, modules, rows)
+            reading = observer.usage.reading()
+            with observer.attached(), comparable(self.dtype, self.device), reading:
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
                     handler.optimizer = self._optimizer_results(folder, step)
@@ -376,7 +375,7 @@ class _RecordedSide(TrustedSide):
                     state = self.rounded_state()
                     write_state(state_file(folder, step + 1), state)
                     advance_task("steps")
-        self.usage = Usage.model_validate(watch.to_json())
+        self.usage = Usage.model_validate(observer.usage.to_json())
         return reports
 
     def _optimizer_results(self, golden: Path, step: int) -> OptimizerResults:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from assay.hooks.suspension import suspended_modes
-from assay.locating.gradients import LossScale
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error
@@ -20,7 +19,6 @@ from assay.training.protocol import PHASE_METHODS, Trainer
 from assay.training.replay.step_values import (
     COUNT,
     NORM,
-    RankScope,
     StepValueHandler,
     ValueAddress,
     address_of,
@@ -276,8 +274,6 @@ class ObservedGradients:
     """Passes the gradients after each phase to a handler, once per step, and injects its answer."""
 
     handler: StepValueHandler
-    scope: RankScope | None
-    loss_scale: LossScale | None
     late: frozenset[str]
     """Phases whose work may not be finished when their method ends."""
     found: GradientFindings
@@ -311,7 +307,7 @@ class ObservedGradients:
         addresses = self.handler.expected("clip")
         values = [self.handler.find(one) for one in addresses if one.port != NORM]
         clipped = math.sqrt(sum(_square(value) for value in values if value is not None))
-        factor = 1.0 if self.loss_scale is None else self.loss_scale.of_gradients
+        factor = 1.0 if self.handler.loss_scale is None else self.handler.loss_scale.of_gradients
         found = math.sqrt(sum(_square(value) for *_, value in self._gradients(model, "clip")))
         before = [float(norm), float(norm) * factor]
         if not (found and clipped):
@@ -326,7 +322,7 @@ class ObservedGradients:
         self._last = phase
         factor = self._find_factor(model, phase)
         found = injected = 0.0
-        parts = self.scope.partial if self.scope and phase == "reduce" else None
+        parts = self.handler.scope.partial if self.handler.scope and phase == "reduce" else None
         by_owner: list[Tensor] = []
         for address, parameter, gradient in self._gradients(model, phase):
             sums = self._sums_of(phase)
@@ -338,7 +334,7 @@ class ObservedGradients:
                 pair = value.cpu().double() / factor, expected.double()
                 by_owner.append(parts.products_by_owner(*pair))
             new = self.handler.observe(address, value if factor == 1 else value.double() / factor)
-            if self.loss_scale is not None and self.loss_scale.has_overflown(value):
+            if self.handler.loss_scale is not None and self.handler.loss_scale.has_overflown(value):
                 continue
             new = new if factor == 1 else new * factor
             if sums is not None:
@@ -367,11 +363,11 @@ class ObservedGradients:
 
     def _sums_of(self, phase: Phase) -> PartialSums | None:
         """Return the sums over ranks of which gradients after `phase` are parts; None if whole."""
-        return self.scope.partial if self.scope and phase == "backward" else None
+        return self.handler.scope.partial if self.handler.scope and phase == "backward" else None
 
     def _find_factor(self, model: nn.Module, phase: Phase) -> float:
         """Return the factor of all gradients after `phase`, 1 once the loss scale is removed."""
-        if self.loss_scale is None:
+        if self.handler.loss_scale is None:
             return 1.0
         pairs, sums = [], self._sums_of(phase)
         for address, _, gradient in self._gradients(model, phase):
@@ -380,8 +376,8 @@ class ObservedGradients:
             expected = self.handler.find(address)
             if expected is not None and expected.shape == value.shape:
                 pairs.append((value, expected))
-        self.loss_scale.end_phase(phase, pairs)
-        return self.loss_scale.of_gradients
+        self.handler.loss_scale.end_phase(phase, pairs)
+        return self.handler.loss_scale.of_gradients
 
 
 def shares_of_ranks(by_owner: list[Tensor]) -> list[float]:

@@ -1,7 +1,10 @@
-"""Observes a trainer from outside, records or measures its steps, and injects a golden's values."""
+"""Observes a trainer from outside, records or measures its steps, and injects a golden's values.
+
+Micro-batches are identified by their content. Shape legend: B rows, T tokens.
+"""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -14,33 +17,27 @@ from assay.comparing.coverage import Usage
 from assay.comparing.results import attach_results
 from assay.errors import UsageError
 from assay.hooks.coverage_watch import UsageWatch
-from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.gradient_taps import BoundaryHandler, GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.row_positions import BatchPositions
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.ports import BatchSource
-from assay.locating.trace_views import PackedBatch, PackedTrace
+from assay.locating.trace_views import PackedBatch, PackedTrace, Segment
 from assay.models.config_files import attention_of
 from assay.sites import Phase
 from assay.stages import Stage
-from assay.trace import Trace, TraceWriter
-from assay.training.batches import copied
+from assay.trace import TraceWriter
+from assay.training.batches import IGNORED, copied
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, MicroBatch, StepReport
-from assay.training.replay.micro_batches import (
-    find_micro_batch,
-    observe_labels,
-    observe_loss,
-    timeline_of,
-)
 from assay.training.replay.parameter_watch import GradientSums, ObservedGradients, UpdateWatch
-from assay.training.replay.step_handlers import StageReplayer
 from assay.training.replay.step_values import (
     NORM,
     PHASES,
-    TRACE,
     RankScope,
     RunRows,
+    StageReplayer,
     StepValueHandler,
     ValueAddress,
 )
@@ -61,34 +58,29 @@ class StepObserver:
 
     Recording needs no more. `ReplayedSteps` also measures what is between the results.
 
-    taps: pass on the gradients at module boundaries.
+    modules: records or measures the values at module boundaries.
     untrained: buffers and frozen parameters of the reference's model; None for all.
-    scope: None for a single process.
-    loss_scale: to be divided out; None if a factor of the loss is an error.
     """
 
     def __init__(
         self,
         opened: OpenedTrainer,
         handler: StepValueHandler,
-        tracer: ModuleTracer,
-        taps: GradientTaps,
+        modules: BoundaryHandler,
         rows: RunRows,
-        *,
         untrained: frozenset[str] | None = None,
-        scope: RankScope | None = None,
-        loss_scale: LossScale | None = None,
     ) -> None:
-        self.opened, self.handler, self.tracer, self.taps = opened, handler, tracer, taps
-        self.rows, self.scope, self.loss_scale = rows, scope, loss_scale
+        self.opened, self.handler, self.rows = opened, handler, rows
+        self.taps = GradientTaps(modules)
+        self.usage = UsageWatch(self.taps)
+        self.usage.add_parameters_of(opened.trainer.model)
+        self.tracer = ModuleTracer(self.usage)
         self.updates = UpdateWatch(opened.trainer, handler, untrained)
         self.found, self.of_gradients = ReplayFindings(), GradientFindings()
         # Declared invisible phases, whose work may not be finished when their method ends. A declared
         # reduction is an exception: backward does it, so it is finished.
         self._late = frozenset(opened.traits.invisible_phases) - {"reduce"}
-        self.of_parameters = ObservedGradients(
-            handler, scope, loss_scale, self._late, self.of_gradients
-        )
+        self.of_parameters = ObservedGradients(handler, self._late, self.of_gradients)
         self._step = 0
         self._batch: Sequence[MicroBatch] = ()
         self._is_updating = False
@@ -137,8 +129,8 @@ class StepObserver:
         self._step, self._batch = step, batch
         self.of_parameters.begin_step(step)
         self.handler.begin_step(step)
-        if self.loss_scale is not None:
-            self.loss_scale.begin_step()
+        if self.handler.loss_scale is not None:
+            self.handler.loss_scale.begin_step()
         self.updates.begin_step()
         report = self.opened.trainer.step(copied(batch))
         if "optimizer" not in self.found.seen:
@@ -167,15 +159,20 @@ class StepObserver:
             )
         with suspended_modes():
             self._losses.append((numbers, loss.detach().reshape(1, 1)))
-            if self.loss_scale is None:
-                self._observe_losses()
         return self.taps.join(loss)
 
     def _observe_losses(self) -> None:
         """Observe the results of `compute_loss`, once backward has shown their factor."""
-        scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
+        scale = 1.0 if self.handler.loss_scale is None else self.handler.loss_scale.of_loss
         for numbers, loss in self._losses:
-            observe_loss(self.handler, numbers, loss, scale)
+            dtype = str(loss.dtype).removeprefix("torch.")
+            stage = Stage("", "forward")
+            addresses = [ValueAddress(stage, "loss", number, dtype=dtype) for number in numbers]
+            value = loss if scale == 1 else loss.double() / scale
+            if len(addresses) == 1:
+                self.handler.observe(addresses[0], value)
+            else:  # of micro-batches that ran as one
+                self.handler.observe_sum(addresses, value)
         self._losses.clear()
 
     @property
@@ -282,11 +279,9 @@ class StepObserver:
         return norm
 
     def _note_norm(self, value: Tensor) -> None:
-        if self.loss_scale is None:
-            return
-        expected = self.handler.find(self._address_of_norm)
-        if expected is not None:
-            self.loss_scale.note_norm(float(value.cpu() / expected))
+        scale, expected = self.handler.loss_scale, self.handler.find(self._address_of_norm)
+        if scale is not None and expected is not None:
+            scale.note_norm(float(value.cpu() / expected))
 
     @property
     def _address_of_norm(self) -> ValueAddress:
@@ -367,8 +362,9 @@ class ReplayedSteps(StepObserver):
         scope: RankScope | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
+        self._values = StageReplayer(golden, boundary, rows, scope=scope, loss_scale=loss_scale)
         # Maps micro-batches that run as one to those of the reference.
-        self._packed = PackedTrace(Trace.open(golden / TRACE))
+        self._packed = PackedTrace(self._values.trace)
         self.modules = GradientReplayer(
             self._packed,
             boundary,
@@ -379,15 +375,7 @@ class ReplayedSteps(StepObserver):
             unmeasured=opened.traits.unmeasured_ports,
             loss_scale=loss_scale,
         )
-        taps = GradientTaps(self.modules)
-        self._usage = UsageWatch(taps)
-        self._usage.add_parameters_of(opened.trainer.model)
-        self._values = StageReplayer(golden, boundary, rows, scope=scope, trace=self._packed.trace)
-        tracer = ModuleTracer(self._usage)
-        super().__init__(
-            opened, self._values, tracer, taps, rows,
-            untrained=untrained, scope=scope, loss_scale=loss_scale,
-        )  # fmt: skip
+        super().__init__(opened, self._values, self.modules, rows, untrained)
         self._sums = GradientSums(
             boundary.rounded,
             None if scope is None else scope.summed_by_backward,
@@ -418,15 +406,15 @@ class ReplayedSteps(StepObserver):
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(self._done)
         with suspended_modes():
-            order: Literal["as given", "any"] = "as given" if self.scope is None else "any"
+            order: Literal["as given", "any"] = "as given" if self.handler.scope is None else "any"
             return find_micro_batch(batch, self._batch, self._done, order)
 
     def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> tuple[int, ...]:
         if isinstance(own, PackedBatch):
             self._packed.pack(self._step, own)
         numbers = super()._begin_micro_batch(own, batch)
-        if self.scope is not None:
-            self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
+        if self.handler.scope is not None:
+            self.handler.scope.micro_batches_run |= {(self._step, number) for number in numbers}
         self.modules.source = BatchSource(numbers[0])
         return numbers
 
@@ -476,12 +464,136 @@ class ReplayedSteps(StepObserver):
     def write(self, writer: TraceWriter) -> None:
         """Attach all measurements, and finish the findings."""
         self.found.packed = sorted({packing.micro_batches for packing in self.packings})
-        self.found.usage = Usage.model_validate(self._usage.to_json())
+        self.found.usage = Usage.model_validate(self.usage.to_json())
         results = {f"stage-{phase}": self._values.results[phase] for phase in PHASES}
-        scope, modules = self.scope, self.modules
+        scope, modules = self.handler.scope, self.modules
         results["modules"] = (
             modules.finish() if scope is None else modules.finish(scope.is_own_call)
         )
         results |= {"recomputed": modules.recomputed, "gradients": modules.gradients}
         for name, result in results.items():
             attach_results(writer, name, result)
+
+
+# Number of a micro-batch, number of its row, the row's token ids without padding, their first column.
+_Row = tuple[int, int, Tensor, int]
+
+
+def find_micro_batch(
+    batch: Mapping[str, Tensor],
+    known: Sequence[MicroBatch],
+    done: Collection[int],
+    order: Literal["as given", "any"],
+) -> int | PackedBatch:
+    """Find the micro-batch of a step that `batch` equals, or those packed into it.
+
+    A batch with other content counts as the next micro-batch, with wrong inputs.
+
+    done: numbers of micro-batches that have run.
+    order: the order in which this process runs them.
+    """
+    ids_BT = batch["input_ids"].cpu()
+    for number, one in enumerate(known):
+        if number not in done and torch.equal(one["input_ids"], ids_BT):
+            return number if order == "any" else len(done)
+    return find_packing(batch, known, done) or len(done)
+
+
+def timeline_of(
+    batch: Mapping[str, Tensor], own: int | PackedBatch, rows: RunRows, step: int
+) -> BatchPositions:
+    """Map the tokens of `batch` to rows of the run and positions in them."""
+    ids = batch["input_ids"]
+    if not isinstance(own, PackedBatch):
+        single = BatchPositions.of_call(ids, batch.get("attention_mask"))
+        return BatchPositions(rows.of_micro_batch(step, own, len(ids)), single.positions)
+    numbers, positions = [-1] * own.num_rows, torch.full(ids.shape, -1)
+    for segment in own.segments:
+        row = rows.of_micro_batch(step, segment.micro_batch, segment.row + 1)[segment.row]
+        if numbers[segment.at_row] < 0:
+            numbers[segment.at_row] = row
+        positions[segment.at_row, segment.columns] = torch.arange(segment.length)
+    return BatchPositions(tuple(numbers), positions)
+
+
+def observe_labels(
+    handler: StepValueHandler,
+    batch: Mapping[str, Tensor],
+    own: int | PackedBatch,
+    known: Sequence[MicroBatch],
+) -> None:
+    """Pass the labels of `batch` to the handler, for packed micro-batches one by one.
+
+    The first label of each row has no effect and counts as masked.
+    """
+    labels = batch.get("labels")
+    if labels is None:
+        return
+    labels = labels.clone()
+    labels[:, 0] = IGNORED
+    packed = unpacked_labels(labels, own, known) if isinstance(own, PackedBatch) else None
+    number = own.number if isinstance(own, PackedBatch) else own
+    for index, value in (packed or {number: labels}).items():
+        handler.observe(ValueAddress(Stage("", "inputs"), "labels", index), value)
+
+
+def find_packing(
+    batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
+) -> PackedBatch | None:
+    """Find how `batch` is composed of whole micro-batches; None if it is not.
+
+    Each row consists of one or several of their rows, end to end, with or without padding around.
+    """
+    left: list[_Row] = [
+        (number, row, one["input_ids"][row][mask_T != 0], int(mask_T.argmax()))
+        for number, one in enumerate(known)
+        if number not in done
+        for row, mask_T in enumerate(one["attention_mask"])
+    ]
+    # Of rows with a common beginning, match the longest.
+    left.sort(key=lambda item: -len(item[2]))
+    ids_BT = batch["input_ids"].cpu()
+    bounds_B = _bounds(batch, ids_BT)
+    segments: list[Segment] = []
+    for at_row, (ids_T, (begin, end)) in enumerate(zip(ids_BT, bounds_B, strict=True)):
+        column = begin
+        while column < end:
+            rest_T = ids_T[column:end]
+            matches = (item for item in left if torch.equal(item[2], rest_T[: len(item[2])]))
+            if (found := next(matches, None)) is None:
+                return None
+            left = [item for item in left if item is not found]
+            number, row, tokens, start = found
+            segments.append(Segment(number, row, len(tokens), at_row, column, start))
+            column += len(tokens)
+    packing = PackedBatch(tuple(segments), *ids_BT.shape)
+    of_rest = {number for number, *_ in left}
+    if not segments or of_rest & set(packing.micro_batches):
+        return None
+    return packing
+
+
+def unpacked_labels(
+    labels_BT: Tensor, packing: PackedBatch, known: Sequence[MicroBatch]
+) -> dict[int, Tensor] | None:
+    """Return the labels of each micro-batch in its own shape; None if padding has labels."""
+    labels_BT = labels_BT.cpu()
+    rest_BT = labels_BT.clone()
+    found = {
+        number: torch.full_like(known[number]["labels"], IGNORED)
+        for number in packing.micro_batches
+    }
+    for segment in packing.segments:
+        own = labels_BT[segment.at_row, segment.columns]
+        found[segment.micro_batch][segment.row, segment.recorded_columns] = own
+        rest_BT[segment.at_row, segment.columns] = IGNORED
+    return None if bool((rest_BT != IGNORED).any()) else found
+
+
+def _bounds(batch: Mapping[str, Tensor], ids_BT: Tensor) -> list[tuple[int, int]]:
+    """Return the first and end column of the tokens of each row, without padding around them."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.shape != ids_BT.shape:
+        return [(0, ids_BT.shape[1])] * len(ids_BT)
+    tokens_B = [row.nonzero()[:, 0].tolist() for row in mask.cpu()]
+    return [(columns[0], columns[-1] + 1) if columns else (0, 0) for columns in tokens_B]

@@ -13,8 +13,7 @@ from assay.trace import TraceWriter
 from assay.training.check import options_for
 from assay.training.processes.reference import measure_in_float32, trusted_trainer
 from assay.training.replay.parameter_watch import observe_update
-from assay.training.replay.step_handlers import StageRecorder
-from assay.training.replay.step_values import TRACE, RunRows, ValueAddress
+from assay.training.replay.step_values import TRACE, RunRows, StageRecorder, ValueAddress
 from assay.training.reports import TrainOptions
 from assay.training.state.files import state_file, write_state
 from assay.training.state.parameters import NamedParameter

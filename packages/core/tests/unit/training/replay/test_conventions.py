@@ -16,8 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.comparing.results import read_results
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.hooks.gradient_taps import GradientTaps
-from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import LossScale, ScaledStep
 from assay.recording.modules import Recorder
@@ -25,9 +23,8 @@ from assay.trace import Trace, TraceWriter
 from assay.training.processes.free_run import step_until_made
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.replay.determinism import comparable
-from assay.training.replay.step_handlers import StageRecorder
 from assay.training.replay.step_observer import ReplayedSteps, StepObserver
-from assay.training.replay.step_values import TRACE, RankScope, RunRows
+from assay.training.replay.step_values import TRACE, RankScope, RunRows, StageRecorder
 from assay.training.state.parameters import PartialSums
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer
@@ -190,9 +187,8 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
     made = opened(Yardstick())
     with TraceWriter(folder / TRACE, {}) as writer:
-        gradients = GradientTaps(Recorder(writer, BOUNDARY))
         handler = StageRecorder(writer, BOUNDARY)
-        observer = StepObserver(made, handler, ModuleTracer(gradients), gradients, rows())
+        observer = StepObserver(made, handler, Recorder(writer, BOUNDARY), rows())
         with observer.attached(), comparable("float64", open_run(parse_run("cpu/float64"))):
             observer.run_step(0, batch())
     return folder

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.locating.trace_views import PackedBatch, Segment
 from assay.training.protocol import MicroBatch
-from assay.training.replay.micro_batches import find_micro_batch, timeline_of, unpacked_labels
+from assay.training.replay.step_observer import find_micro_batch, timeline_of, unpacked_labels
 from assay.training.replay.step_values import RunRows
 
 
