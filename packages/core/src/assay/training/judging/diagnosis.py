@@ -12,6 +12,7 @@ from assay.training.judging.evidence import (
     PARAMETER_PREFIX,
     UPDATE_PREFIX,
     FreeEvidence,
+    JudgedGroup,
     TrainEvidence,
     bad_steps,
     describe_steps,
@@ -20,7 +21,6 @@ from assay.training.judging.evidence import (
     parameter_of,
 )
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
-from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.signature import (
     LEAST_PART,
     SAME_SUM,

@@ -3,12 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from assay.comparing.judge import Judged
 from assay.comparing.levels import DiagnosedFault, LevelResult, failed, not_run, passed
-from assay.comparing.results import PortResult, ReplayResults
+from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR
@@ -16,11 +15,9 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error
 from assay.training.judging.evidence import (
-    UPDATE_PREFIX,
     FreeEvidence,
     TrainEvidence,
     location_of_parameter,
-    parameter_name,
 )
 from assay.training.protocol import PHASE_METHODS
 from assay.training.reports import FreeRun, HeldPart, StateValue, TrainerReport
@@ -448,27 +445,6 @@ _ROUNDINGS_OF_A_SUM = 4
 
 # A larger error means that the sum lacks a part. The phase `backward` judges that.
 _LARGEST_ROUNDING = 0.01
-
-
-def noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> ReplayResults:
-    """Return the noise for updates and moments: the noise run's, or that of an optimizer in float32.
-
-    in_dtype: measurements of the noise run in the candidate's dtype. They apply to the updates of
-        parameters that are rounded to that dtype from a wider copy.
-    """
-    kept = evidence.report.free.kept
-    if kept is None:
-        return in_dtype
-    if evidence.measure_in_float32 is None:
-        raise ValueError("mixed precision is judged by an optimizer in float32")
-    in_float32 = evidence.measure_in_float32()
-    copied = set(kept.copied)
-    from_copies = {
-        key: port
-        for key, port in in_dtype.ports.items()
-        if port.port.startswith(UPDATE_PREFIX) and parameter_name(*key) in copied
-    }
-    return replace(in_float32, ports=in_float32.ports | from_copies)
 
 
 def find_broken_promise(evidence: TrainEvidence) -> DiagnosedFault | None:

@@ -15,6 +15,7 @@ from assay.sites import Phase
 from assay.training.judging.evidence import (
     PARAMETER_PREFIX,
     UPDATE_PREFIX,
+    JudgedGroup,
     TrainEvidence,
     describe_steps,
     is_made_by_loss,
@@ -22,7 +23,6 @@ from assay.training.judging.evidence import (
     parameter_name,
     parameter_of,
 )
-from assay.training.judging.groups import JudgedGroup
 from assay.training.protocol import TrainingPlan
 from assay.training.reports import GradientShare, TrainerReport
 from assay.verdicts import Location

@@ -37,8 +37,10 @@ from assay.training.judging.diagnosis import (
 )
 from assay.training.judging.evidence import (
     UPDATE_PREFIX,
+    JudgedGroup,
     TrainEvidence,
     first_bad_step,
+    judge_groups,
     location_of,
     location_of_parameter,
     measurement_of,
@@ -59,7 +61,6 @@ from assay.training.judging.free_run import (
     notes_on_rounding,
     trajectory_gap,
 )
-from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.signature import is_scale_removed, notes_on_scale, stands_still
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
 from assay.training.reports import TrainerReport

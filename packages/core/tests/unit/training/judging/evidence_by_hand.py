@@ -22,8 +22,7 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace
 from assay.training.judging.diagnosis import diagnose_replay
-from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.evidence import JudgedGroup, TrainEvidence, judge_groups
 from assay.training.judging.verdict import judge_training
 from assay.training.replay.step_values import RunRows
 from assay.training.reports import (
