@@ -42,13 +42,14 @@ from assay.training.reports import (
     TrainerReport,
 )
 from assay.training.state.files import fingerprint, read_golden_state, state_file, write_state
-from assay.training.state.parameter_measures import hash_held_parts, trajectory_of
 from assay.training.state.parameters import local_part, named_parameters
 from assay.training.state.states import (
     collect_state,
     current_state,
+    hash_held_parts,
     inject_state,
     shared_parameters,
+    trajectory_of,
 )
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, declared_traits, describe_trainer

@@ -27,14 +27,17 @@ from assay.training.protocol import MIXED_PRECISION, MicroBatch, StepReport
 from assay.training.replay.determinism import masks_observed
 from assay.training.reports import FreeRun, StateValue, StepRecord, TrainCheck
 from assay.training.state.files import fingerprint
-from assay.training.state.parameter_measures import (
+from assay.training.state.parameters import local_part, named_parameters, whole
+from assay.training.state.states import (
+    DrawnGenerators,
+    State,
     find_kept_narrow,
     hash_held_parts,
+    inject_state,
+    plain_name,
     rounded_weights,
     trajectory_of,
 )
-from assay.training.state.parameters import local_part, named_parameters, whole
-from assay.training.state.states import DrawnGenerators, State, inject_state, plain_name
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer

@@ -1,7 +1,11 @@
-"""Trains as yardstick and as noise run, in the trusted process, and records a golden."""
+"""Trains as yardstick and as noise run, in the trusted process, and records a golden.
+
+The memory, disk and time that this takes are estimated before a large model is loaded.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +20,34 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.dtypes import float_format
-from assay.errors import UsageError
+from assay.errors import AssayError, MachineError, UsageError
+from assay.estimates import (
+    SECONDS_PER_COMPARED_VALUE,
+    SECONDS_PER_LOADED_WEIGHT,
+    SECONDS_PER_STORED_BYTE,
+    Speed,
+    TrialCall,
+    allowed_memory,
+    report_unknown,
+    require_disk,
+)
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.tensors import Boundary
-from assay.models import count_parameters, load_model
+from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
-from assay.models.load import choose_threads, yardstick_dtype
-from assay.progress import advance_task
+from assay.models.load import (
+    SMALL_MODEL_PARAMETERS,
+    choose_threads,
+    count_parameters,
+    load_outline,
+    yardstick_dtype,
+)
+from assay.progress import advance_task, format_duration, format_size
 from assay.recording.modules import PointwiseModules, Recorder
 from assay.runs import Progress
 from assay.stages import Stage
 from assay.trace import TraceWriter
 from assay.training.batches import Batches, plan_batches
-from assay.training.processes.run_estimate import require_resources
 from assay.training.protocol import (
     EQUAL_IN_A_STEP,
     MicroBatch,
@@ -58,15 +77,17 @@ from assay.training.state.files import (
     state_file,
     write_state,
 )
-from assay.training.state.parameter_measures import Untouched, trajectory_of
 from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
 from assay.training.state.states import (
     State,
+    Untouched,
     current_state,
     inject_state,
     round_state,
     shared_parameters,
+    trajectory_of,
 )
+from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 
@@ -417,3 +438,144 @@ class _RecordedSide(TrustedSide):
         with tracer.attached(self.trainer.model), pointwise, torch.no_grad():
             self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
         return pointwise.paths
+
+
+# Results stored for each trained weight and step: its update and moments. On the host they are computed again
+# from the stored gradient. Kernels of other devices may round differently, so their results are stored as well.
+_RESULTS = 3
+_MOMENTS = 2
+
+# Recorded for each value of the forward pass: itself, and gradients of inputs and results of modules.
+_RECORDED_PER_VALUE = 3
+
+# Wide numbers of each trained weight in memory: gradient, moments, the weight before the step.
+_WIDE_PER_TRAINED = 4
+
+# Imports, the tensors of a call, and values that wait to be written.
+_BASE_BYTES = 1000 << 20
+
+# Approximate, on x86-64 with two cores: AdamW computed again, sums of its results, hashes and copies.
+_SECONDS_PER_STEPPED_WEIGHT = 1.2e-7
+
+# States that a candidate writes and reads again as checkpoints.
+_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSizes:
+    """The sizes of a model, its batches and its dtypes."""
+
+    num_weights: int
+    num_trained: int
+    num_values: float
+    """Numbers at all module boundaries for each token of the forward pass, with logits."""
+    trial: TrialCall
+    tokens: Sequence[int]
+    """Of each micro-batch of the run."""
+    num_steps: int
+    dtype: torch.dtype
+    wide: torch.dtype
+    moments: torch.dtype
+    on_host: bool
+    """True if the reference computes on the host."""
+
+    @classmethod
+    def of(cls, request: TrainCheck, batches: Batches, wide: str) -> "TrainingSizes":
+        """Measure the model of `request`, without its weights; wide: the dtype of the yardstick."""
+        options = request.options
+        outline = load_outline(options.model, options.remote_code)
+        model = outline.model
+        if options.lora:
+            with torch.device("meta"):
+                model = add_lora(model, options.adapter_dropout)
+        trial, parameters = TrialCall.of(model), list(model.parameters())
+        moments = request.dtype if can_keep_moments(request.dtype) else "float32"
+        return cls(
+            num_weights=sum(one.numel() for one in parameters),
+            num_trained=sum(one.numel() for one in parameters if one.requires_grad),
+            num_values=trial.num_values + outline.vocab_size,
+            trial=trial,
+            tokens=[one["input_ids"].numel() for step in batches for one in step],
+            num_steps=len(batches),
+            dtype=getattr(torch, request.dtype),
+            wide=getattr(torch, wide),
+            moments=getattr(torch, moments),
+            on_host=parse_run(request.reference).device == "cpu",
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights and moments, rounded to the candidate's dtype."""
+        moments = _MOMENTS * self.num_trained * self.moments.itemsize
+        return self.num_weights * self.dtype.itemsize + moments
+
+    @property
+    def golden_bytes(self) -> int:
+        """Bytes of the golden: values at module boundaries, gradients of weights, states."""
+        stored = Boundary.exact_inputs_for(self.dtype).stored or torch.float64
+        of_weight = 1 if self.on_host else 1 + _RESULTS
+        num_recorded = self.boundary_values + self.num_steps * self.num_trained * of_weight
+        return int(num_recorded * stored.itemsize) + (self.num_steps + 1) * self.state_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak memory of the yardstick."""
+        weights = self.num_weights + _WIDE_PER_TRAINED * self.num_trained
+        graph = max(self.tokens) * self.num_values * _RECORDED_PER_VALUE
+        return int((weights + graph) * self.wide.itemsize) + self.state_bytes + _BASE_BYTES
+
+    @property
+    def boundary_values(self) -> float:
+        """Number of recorded values at module boundaries, over all steps."""
+        return sum(self.tokens) * self.num_values * _RECORDED_PER_VALUE
+
+
+def _time_reference(sizes: TrainingSizes, yardstick: Speed, noise: Speed) -> float:
+    """Estimate the seconds of the reference: yardstick, free noise run, and measured noise run."""
+
+    def train(speed: Speed) -> float:
+        # A backward pass has a product for the gradient of the tokens and one for that of the weights.
+        return 3 * sizes.trial.seconds(speed, len(sizes.tokens), sum(sizes.tokens))
+
+    stepped = 2 * sizes.num_steps * sizes.num_trained * _SECONDS_PER_STEPPED_WEIGHT
+    compared = sizes.boundary_values * SECONDS_PER_COMPARED_VALUE
+    stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
+    load = 2 * sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
+    return load + train(yardstick) + 2 * train(noise) + stepped + compared + stored
+
+
+def require_resources(
+    request: TrainCheck, batches: Batches, device: Device, wide: str, progress: Progress
+) -> None:
+    """Note the memory, disk and time that the check of `request` needs.
+
+    A small model without a limit has no estimate, which would take as long as a phase of its check.
+    Raises: MachineError, with the numbers, if memory or disk do not suffice.
+    """
+    is_small = count_parameters(request.options.model) < SMALL_MODEL_PARAMETERS
+    if is_small and request.max_disk is None:
+        return
+    try:
+        sizes = TrainingSizes.of(request, batches, wide)
+        trusted = trusted_device(device, request.dtype, sizes.num_weights)
+        noise = Speed.probe(trusted, request.dtype)
+        seconds = _time_reference(sizes, Speed.probe(device, wide), noise)
+    except AssayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
+        report_unknown(error, {"--disk": request.max_disk}, progress)
+        return
+    folder, advice = request.folder, "fewer --steps, --lora, or a smaller model"
+    require_disk("the golden", sizes.golden_bytes, folder, request.max_disk, advice)
+    disk = sizes.golden_bytes + _CHECKPOINTS * sizes.state_bytes
+    require_disk("the check", disk, folder, None, advice)
+    memory, allowed = sizes.memory_bytes, allowed_memory(device)
+    if memory > allowed:
+        raise MachineError(
+            f"the reference needs about {format_size(memory)} of memory, but {request.reference} has"
+            f" {format_size(allowed)} free. Use --lora, or a smaller model"
+        )
+    progress.note(
+        f"the reference needs about {format_size(memory)} of memory, and the check {format_size(disk)}"
+        f" of disk; the reference takes about {format_duration(seconds)}"
+    )

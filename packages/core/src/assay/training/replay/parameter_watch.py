@@ -25,7 +25,6 @@ from assay.training.replay.step_values import (
 )
 from assay.training.reports import GradientFindings, GradientNorm, GradientShare, MovedElements
 from assay.training.state.files import fingerprint
-from assay.training.state.parameter_measures import fits
 from assay.training.state.parameters import (
     NamedParameter,
     PartialSums,
@@ -36,6 +35,7 @@ from assay.training.state.parameters import (
     untrained_values,
     whole,
 )
+from assay.training.state.states import fits
 
 # Number of sampled elements per parameter, by which the shares of backward passes are solved.
 _NUM_SAMPLED = 512
