@@ -300,85 +300,20 @@ class TrustedSide:
                 state = self.rounded_state()
         return reports, state
 
-
-_EQUAL_SHAPES = (
-    "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"
-    " whether a stage keeps its gradients from one shape to the next is not tried"
-)
-
-
-def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport:
-    """Train as yardstick and as noise run, and write the golden into `request.folder`."""
-    folder, options = request.folder, request.options
-    run = parse_run(request.reference)
-    device = open_run(run)
-    batches = plan_batches(options)
-    wide = wide_dtype(options.model, device)
-    require_resources(request, batches, device, wide, progress)
-    progress.number_phases(5)
-    num_steps = len(batches)
-    with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
-        yardstick = _RecordedSide(request, device, wide)
-        facts, initial = yardstick.begin()
-        choose_threads(facts["num_parameters"])
-    drawn = torch.get_rng_state()
-    with progress.task("trains, and records every stage", num_steps, "steps"):
-        recorded = yardstick.record(batches, initial, folder)
-    draws = not torch.equal(drawn, torch.get_rng_state())
-    max_grad_norm = yardstick.trainer.plan.max_grad_norm
-    yardstick.trainer.teardown()  # four wide numbers for each weight
-    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
-        noise = _RecordedSide(request, device, None)
-    with progress.task("noise run: trains freely", num_steps, "steps"):
-        free = noise.train_freely(batches, initial)
-        trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
-    with progress.task("noise run: measures every stage", num_steps, "steps"):
-        noise.replay(batches, folder)
-        shared = shared_parameters(noise.trainer.model)
-    return ReferenceReport(
-        model=facts,
-        reference=describe_run(device, run) | {"yardstick": wide},
-        yardstick_losses=[step.loss for step in recorded],
-        noise_losses=[step.loss for step in free],
-        noise_trajectory=trajectory,
-        num_tokens=[step.num_tokens for step in recorded],
-        num_rows=count_rows(batches),
-        num_trainable=facts["num_trainable"],
-        shared=shared,
-        draws=draws,
-        load=noise.trainer.load_report,
-        notes=[
-            *_notes_on_clipping([step.grad_norm for step in recorded], max_grad_norm),
-            *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
-        ],
-        usage=yardstick.usage,
-        untouched=yardstick.untouched.names,
-    )
-
-
-def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
-    """Note that all gradient norms are on one side of the limit, so that the other is not tried."""
-    if min(norms) <= max_norm < max(norms):
-        return []
-    side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
-    return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
-
-
-class _RecordedSide(TrustedSide):
-    """The trusted trainer, whose stages are recorded or measured against a recording."""
-
-    def __init__(self, request: TrainCheck, device: Device, wide: str | None) -> None:
-        super().__init__(request, device, wide)
-        self.untouched = Untouched()
-        self.usage = Usage()
-
     @property
     def boundary(self) -> Boundary:
+        """Return the boundary of a run whose stages all get inputs that the candidate's dtype can hold."""
         return Boundary.exact_inputs_for(getattr(torch, self.request.dtype))
 
-    def record(self, batches: Batches, initial: State, folder: Path) -> list[StepReport]:
-        """Record every stage of every step, each from values rounded to the candidate's dtype."""
-        state, reports = initial, []
+    def record(
+        self, batches: Batches, initial: State, folder: Path
+    ) -> tuple[list[StepReport], Usage, list[str]]:
+        """Record every stage of every step, each from values rounded to the candidate's dtype.
+
+        Returns: the reports of the steps, the used parts of the model, and the parameters without gradient.
+        """
+        state, untouched = initial, Untouched()
+        reports: list[StepReport] = []
         manifest: dict[str, Any] = {"dtype": self.request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
             handler = StageRecorder(writer, self.boundary, self.trainer.plan)
@@ -392,12 +327,11 @@ class _RecordedSide(TrustedSide):
                     handler.optimizer = self._optimizer_results(folder, step)
                     del state
                     reports.append(observer.run_step(step, batch))
-                    self.untouched.add(self.trainer.model)
+                    untouched.add(self.trainer.model)
                     state = self.rounded_state()
                     write_state(state_file(folder, step + 1), state)
                     advance_task("steps")
-        self.usage = Usage.model_validate(observer.usage.to_json())
-        return reports
+        return reports, Usage.model_validate(observer.usage.to_json()), untouched.names
 
     def _optimizer_results(self, golden: Path, step: int) -> OptimizerResults:
         """Return what AdamW makes of the state before `step` and the gradients after clipping."""
@@ -438,6 +372,69 @@ class _RecordedSide(TrustedSide):
         with tracer.attached(self.trainer.model), pointwise, torch.no_grad():
             self.trainer.compute_loss(self.trainer.on_device(micro_batch), 1)
         return pointwise.paths
+
+
+_EQUAL_SHAPES = (
+    "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"
+    " whether a stage keeps its gradients from one shape to the next is not tried"
+)
+
+
+def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport:
+    """Train as yardstick and as noise run, and write the golden into `request.folder`."""
+    folder, options = request.folder, request.options
+    run = parse_run(request.reference)
+    device = open_run(run)
+    batches = plan_batches(options)
+    wide = wide_dtype(options.model, device)
+    require_resources(request, batches, device, wide, progress)
+    progress.number_phases(5)
+    num_steps = len(batches)
+    with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
+        yardstick = TrustedSide(request, device, wide)
+        facts, initial = yardstick.begin()
+        choose_threads(facts["num_parameters"])
+    drawn = torch.get_rng_state()
+    with progress.task("trains, and records every stage", num_steps, "steps"):
+        recorded, usage, untouched = yardstick.record(batches, initial, folder)
+    draws = not torch.equal(drawn, torch.get_rng_state())
+    max_grad_norm = yardstick.trainer.plan.max_grad_norm
+    yardstick.trainer.teardown()  # four wide numbers for each weight
+    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
+        noise = TrustedSide(request, device, None)
+    with progress.task("noise run: trains freely", num_steps, "steps"):
+        free = noise.train_freely(batches, initial)
+        trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
+    with progress.task("noise run: measures every stage", num_steps, "steps"):
+        noise.replay(batches, folder)
+        shared = shared_parameters(noise.trainer.model)
+    return ReferenceReport(
+        model=facts,
+        reference=describe_run(device, run) | {"yardstick": wide},
+        yardstick_losses=[step.loss for step in recorded],
+        noise_losses=[step.loss for step in free],
+        noise_trajectory=trajectory,
+        num_tokens=[step.num_tokens for step in recorded],
+        num_rows=count_rows(batches),
+        num_trainable=facts["num_trainable"],
+        shared=shared,
+        draws=draws,
+        load=noise.trainer.load_report,
+        notes=[
+            *_notes_on_clipping([step.grad_norm for step in recorded], max_grad_norm),
+            *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
+        ],
+        usage=usage,
+        untouched=untouched,
+    )
+
+
+def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
+    """Note that all gradient norms are on one side of the limit, so that the other is not tried."""
+    if min(norms) <= max_norm < max(norms):
+        return []
+    side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
+    return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
 
 
 # Results stored for each trained weight and step: its update and moments. On the host they are computed again
