@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
+from typing import Any
 
 from assay.comparing.coverage import CoverageParts, judge_coverage, notes_on_coverage
 from assay.comparing.levels import (
@@ -105,16 +106,8 @@ class OverfitEvidence:
         actual = relative_error_of_losses(self.curve.losses[:NUM_FIRST], expected)
         noise = relative_error_of_losses(self.reference.noise.losses[:NUM_FIRST], expected)
         floor = TENSOR_FLOOR * float_format(self.check.dtype).unit_roundoff
-        return Measurement(
-            level=LEVEL,
-            module="",
-            port="loss",
-            statistic="loss-error",
-            actual=actual,
-            expected=noise,
-            ratio=actual / max(noise, floor),
-            limit=self.limits.of("loss-error"),
-        )
+        ratio = actual / max(noise, floor)
+        return _row("loss-error", actual, noise, ratio, limit=self.limits.of("loss-error"))
 
     @cached_property
     def end(self) -> Measurement:
@@ -154,18 +147,21 @@ def why_not_overfit(evidence: OverfitEvidence) -> str | None:
     return None
 
 
+def _row(
+    statistic: str,
+    actual: float,
+    expected: float,
+    ratio: float = math.nan,
+    **facts: Any,  # noqa: ANN401 - of Measurement
+) -> Measurement:
+    """Return a row of measurements of the whole model; `facts` are further fields."""
+    values = {"actual": actual, "expected": expected, "ratio": ratio}
+    place = {"module": "", "port": "loss"}
+    return Measurement(level=LEVEL, statistic=statistic, **values | place | facts)
+
+
 def _against_target(statistic: str, actual: float, target: float) -> Measurement:
-    return Measurement(
-        level=LEVEL,
-        module="",
-        port="loss",
-        phase="optimizer",
-        statistic=statistic,
-        actual=actual,
-        expected=target,
-        ratio=actual / target,
-        limit=1.0,
-    )
+    return _row(statistic, actual, target, actual / target, limit=1.0, phase="optimizer")
 
 
 def typical(losses: list[float]) -> float:
@@ -263,14 +259,14 @@ def _judged_rows(evidence: OverfitEvidence) -> tuple[list[Measurement], list[str
 
 def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Failure]:
     """Find all errors, causes before consequences."""
-    found = [
+    found = (
         _find_non_finite(evidence),
         _find_unmoved(evidence),
         _find_unexpectedly_trained(evidence),
         _find_other_memorization(evidence),
         _find_other_start(evidence) if evidence.start in judged else None,
         _find_unlearned(evidence),
-    ]
+    )
     return [failure for failure in found if failure is not None]
 
 
@@ -388,16 +384,7 @@ def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
     if evidence.candidates:
         sides.insert(0, ("candidate", evidence.curve))
     return [
-        Measurement(
-            level=LEVEL,
-            module="",
-            port=port,
-            step=step,
-            statistic=f"{side}-{port}",
-            actual=actual,
-            expected=wanted,
-            ratio=math.nan,
-        )
+        _row(f"{side}-{port}", actual, wanted, port=port, step=step)
         for side, curve in sides
         for port, values, yardstick in (
             ("loss", curve.losses, expected.losses),
