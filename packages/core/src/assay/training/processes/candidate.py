@@ -161,13 +161,12 @@ class CandidateSide:
 
     def own_part(self, opened: OpenedTrainer, state: State) -> State:
         """Return the part of a state that this process has."""
-        scope = self.rank_scope(opened)
-        return state if scope is None else scope.own_part(state)
+        return self.rank_scope(opened).own_part(state)
 
-    def rank_scope(self, opened: OpenedTrainer) -> RankScope | None:
-        """Return the scope of this rank; None for a single process."""
+    def rank_scope(self, opened: OpenedTrainer) -> RankScope:
+        """Return the scope of this process."""
         if self._rank is None:
-            return None
+            return RankScope(is_alone=True)
         axes, mesh, traits = self._rank.axes, self._rank.mesh, opened.traits
         over_ranks = PartialSums(mesh.get_group("dp")) if axes.get("dp", 1) > 1 else None
         reduces = "reduce" not in opened.invisible_phases

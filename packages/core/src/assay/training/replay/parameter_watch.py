@@ -322,7 +322,7 @@ class ObservedGradients:
         self._last = phase
         factor = self._find_factor(model, phase)
         found = injected = 0.0
-        parts = self.handler.scope.partial if self.handler.scope and phase == "reduce" else None
+        parts = self.handler.scope.partial if phase == "reduce" else None
         by_owner: list[Tensor] = []
         for address, parameter, gradient in self._gradients(model, phase):
             sums = self._sums_of(phase)
@@ -363,7 +363,7 @@ class ObservedGradients:
 
     def _sums_of(self, phase: Phase) -> PartialSums | None:
         """Return the sums over ranks of which gradients after `phase` are parts; None if whole."""
-        return self.handler.scope.partial if self.handler.scope and phase == "backward" else None
+        return self.handler.scope.partial if phase == "backward" else None
 
     def _find_factor(self, model: nn.Module, phase: Phase) -> float:
         """Return the factor of all gradients after `phase`, 1 once the loss scale is removed."""

@@ -362,6 +362,7 @@ class ReplayedSteps(StepObserver):
         scope: RankScope | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
+        scope = scope or RankScope(is_alone=True)
         self._values = StageReplayer(golden, boundary, rows, scope=scope, loss_scale=loss_scale)
         # Maps micro-batches that run as one to those of the reference.
         self._packed = PackedTrace(self._values.trace)
@@ -370,15 +371,15 @@ class ReplayedSteps(StepObserver):
             boundary,
             attention_of(opened.trainer.model),
             pointwise,
-            layout=None if scope is None else scope.layout,
-            partial_modules=frozenset() if scope is None else scope.partial_modules,
+            layout=scope.layout,
+            partial_modules=scope.partial_modules,
             unmeasured=opened.traits.unmeasured_ports,
             loss_scale=loss_scale,
         )
         super().__init__(opened, self._values, self.modules, rows, untrained)
         self._sums = GradientSums(
             boundary.rounded,
-            None if scope is None else scope.summed_by_backward,
+            scope.summed_by_backward,
             self.modules.micro_batches_begun,
             self.of_gradients,
         )
@@ -406,15 +407,14 @@ class ReplayedSteps(StepObserver):
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(self._done)
         with suspended_modes():
-            order: Literal["as given", "any"] = "as given" if self.handler.scope is None else "any"
+            order: Literal["as given", "any"] = "as given" if self.handler.scope.is_alone else "any"
             return find_micro_batch(batch, self._batch, self._done, order)
 
     def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> tuple[int, ...]:
         if isinstance(own, PackedBatch):
             self._packed.pack(self._step, own)
         numbers = super()._begin_micro_batch(own, batch)
-        if self.handler.scope is not None:
-            self.handler.scope.micro_batches_run |= {(self._step, number) for number in numbers}
+        self.handler.scope.micro_batches_run |= {(self._step, number) for number in numbers}
         self.modules.source = BatchSource(numbers[0])
         return numbers
 
@@ -466,10 +466,8 @@ class ReplayedSteps(StepObserver):
         self.found.packed = sorted({packing.micro_batches for packing in self.packings})
         self.found.usage = Usage.model_validate(self.usage.to_json())
         results = {f"stage-{phase}": self._values.results[phase] for phase in PHASES}
-        scope, modules = self.handler.scope, self.modules
-        results["modules"] = (
-            modules.finish() if scope is None else modules.finish(scope.is_own_call)
-        )
+        modules = self.modules
+        results["modules"] = modules.finish(self.handler.scope.is_own_call)
         results |= {"recomputed": modules.recomputed, "gradients": modules.gradients}
         for name, result in results.items():
             attach_results(writer, name, result)

@@ -117,7 +117,7 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
 
 @dataclass
 class RankScope:
-    """The modules, micro-batches and sums of one rank."""
+    """The modules, micro-batches and sums of one rank, or of a single process."""
 
     partial: PartialSums | None = None
     """Gradients before their reduction, a part on each rank; None if observed gradients are whole."""
@@ -131,17 +131,20 @@ class RankScope:
     """Modules of which this rank has only some children."""
     micro_batches_run: set[tuple[int, int]] = field(default_factory=set)
     """Step and number of each micro-batch that this rank has run."""
+    is_alone: bool = False
+    """True for a single process, which has to make all calls and to show all values."""
 
     def is_own_call(self, site: CallSite) -> bool:
         """Return True if this rank has to make a call of the reference."""
-        return (site.step, site.micro_batch) in self.micro_batches_run and self._has(site.module)
+        has_run = self.is_alone or (site.step, site.micro_batch) in self.micro_batches_run
+        return has_run and self._has(site.module)
 
     def is_own_value(self, step: int, address: ValueAddress) -> bool:
         """Return True if this rank has to show a value of the reference's step."""
         if address.port == "loss" and self.modules is not None:
             return False  # the schedule of a pipeline does not return losses of micro-batches
         if address.port in PER_MICRO_BATCH:
-            return (step, address.index) in self.micro_batches_run
+            return self.is_alone or (step, address.index) in self.micro_batches_run
         return not address.stage.module or self._has(address.stage.module)
 
     def own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +167,7 @@ class RankScope:
 class StepValueHandler:
     """A receiver of the values that `StepObserver` sees in a step. This one takes none, without a reference."""
 
-    scope: RankScope | None = None
-    """The values that this rank has to show; None for all."""
+    scope = RankScope(is_alone=True)
     loss_scale: LossScale | None = None
     """To be divided out; None if a factor of the loss is an error."""
 
@@ -537,7 +539,8 @@ class StageReplayer(StepValueHandler):
     results: dict[Phase, ReplayResults] = field(
         default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
     )
-    scope: RankScope | None = None
+    scope: RankScope = field(default_factory=lambda: RankScope(is_alone=True))
+    """The values that this process has to show."""
     loss_scale: LossScale | None = None
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
@@ -645,7 +648,7 @@ class StageReplayer(StepValueHandler):
     def end_step(self) -> None:
         """Note the reference's values that this run did not show."""
         for address in sorted(self._missing, key=lambda item: (item.stage, item.port, item.index)):
-            is_own = self.scope is None or self.scope.is_own_value(self._step, address)
+            is_own = self.scope.is_own_value(self._step, address)
             if address.port.startswith(COUNT) or not is_own:
                 continue
             self.results[address.stage.phase].note_missing_port(address.stage.module, address.port)
