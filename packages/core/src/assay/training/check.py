@@ -43,7 +43,6 @@ from assay.training.reports import (
     TrainCheck,
     TrainerReport,
     TrainOptions,
-    UserCodeReport,
     scaled_folder,
 )
 from assay.verdicts import Measurement, Record, Verdict
@@ -59,7 +58,7 @@ PRELOAD = (
     "assay.training.processes.candidate",
 )
 
-USER_CODE: RemoteFunction[TrainCheck, UserCodeReport] = RemoteFunction(
+USER_CODE: RemoteFunction[TrainCheck, tuple[Shapes, dict[str, Any]]] = RemoteFunction(
     "assay.training.processes.candidate:load_user_code", PRELOAD
 )
 REFERENCE: RemoteFunction[TrainCheck, ReferenceReport] = RemoteFunction(
@@ -102,13 +101,15 @@ def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> Train
     from assay.training.trainers.registry import NAMED  # torch is not needed for --help
 
     trainer = None if check.trainer in NAMED else check.trainer
-    code = UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
+    shapes: Shapes = OF_NAMED_PIPELINES
+    stated: dict[str, Any] = {}
     if trainer is not None or check.setup is not None:
         request = replace(check, trainer=trainer)
-        (code,) = call(USER_CODE, request, folder=folder, name="user-code", progress=progress)
-    options = options_for(check.options, check.mesh, check.features, code.pipeline_shapes)
+        code = call(USER_CODE, request, folder=folder, name="user-code", progress=progress)
+        ((shapes, stated),) = code
+    options = options_for(check.options, check.mesh, check.features, shapes)
     try:
-        options = TrainOptions.model_validate(options.model_dump() | code.stated_plan)
+        options = TrainOptions.model_validate(options.model_dump() | stated)
     except ValidationError as error:
         raise UsageError(f"stated_plan of {check.trainer}: {error}") from error
     return replace(check, options=options)

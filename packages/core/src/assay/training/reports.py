@@ -92,13 +92,6 @@ class TrainCheck:
         return parse_run(self.candidate).dtype
 
 
-class UserCodeReport(Record):
-    """Facts about a user's trainer, read before anything trains."""
-
-    pipeline_shapes: Shapes
-    stated_plan: dict[str, Any] = Field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class StateValue:
     """The address of one value in a trainer's state."""

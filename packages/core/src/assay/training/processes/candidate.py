@@ -34,7 +34,7 @@ from assay.sites import unwrapped_path
 from assay.trace import TraceWriter
 from assay.training.batches import Batches, plan_batches, with_first_labels
 from assay.training.processes.free_run import run_freely, step_until_made
-from assay.training.protocol import COMPILE, LOSS_SCALING, OF_NAMED_PIPELINES, PACKED
+from assay.training.protocol import COMPILE, LOSS_SCALING, OF_NAMED_PIPELINES, PACKED, Shapes
 from assay.training.replay.determinism import comparable, keep_no_cache
 from assay.training.replay.step_observer import ReplayedSteps
 from assay.training.replay.step_values import RankScope, RunRows
@@ -43,7 +43,6 @@ from assay.training.reports import (
     ModelReport,
     TrainCheck,
     TrainerReport,
-    UserCodeReport,
     scaled_folder,
 )
 from assay.training.state.files import POINTWISE, UNTRAINED, read_golden_state, read_names
@@ -180,18 +179,20 @@ class CandidateSide:
         )
 
 
-def load_user_code(request: TrainCheck, _progress: Progress) -> UserCodeReport:
+def load_user_code(request: TrainCheck, _progress: Progress) -> tuple[Shapes, dict[str, Any]]:
     """Import the user's code, so that a typo costs no reference run.
 
+    Returns: the micro-batch shapes that the trainer's pipelines accept, and the fields of the plan that it states.
     Raises: UsageError for code that a candidate could not run.
     """
-    shapes, stated = OF_NAMED_PIPELINES, {}
+    shapes: Shapes = OF_NAMED_PIPELINES
+    stated: dict[str, Any] = {}
     if request.trainer is not None:
         try_trainer(request.trainer, prod(request.mesh.values()))
         shapes, stated = pipeline_shapes_of(request.trainer), stated_plan_of(request.trainer)
     if request.setup is not None:
         load_object(request.setup)
-    return UserCodeReport(pipeline_shapes=shapes, stated_plan=stated)
+    return shapes, stated
 
 
 def count_compiled_graphs() -> int:
