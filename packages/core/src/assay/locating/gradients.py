@@ -113,8 +113,8 @@ class ScaledStep:
 class LossScale:
     """Finds the factor of each step in its first backward pass, and the phase that removes it."""
 
-    unit: float
-    """Unit roundoff of the candidate's dtype."""
+    unit: float | None = None
+    """Unit roundoff of the candidate's dtype; None if a factor is an error: all factors stay 1."""
     num_ranks: int = 1
     """Data-parallel ranks. A loss may be multiplied by their number in addition to a scale: averaging
     over ranks removes the one, unscaling the other."""
@@ -130,6 +130,8 @@ class LossScale:
 
     def learn(self, found: GradientScale) -> None:
         """Take the factor from the first backward pass of a step. Called as each pass begins."""
+        if self.unit is None:
+            return
         if self._running is not None:
             self._running.of_loss = self._running.factor / found.loss_gradient
             return
@@ -312,9 +314,9 @@ def _share_alike(actual_BT: Tensor, expected_BT: Tensor) -> float:
 class GradientReplayer(Replayer):
     """A `Replayer` that measures gradients too, and injects those of the trace."""
 
-    loss_scale: LossScale | None = None
+    loss_scale: LossScale = field(default_factory=LossScale)
     """The factor of a trainer that scales its loss: gradients are measured without it and injected
-    with it. None if a factor is an error."""
+    with it."""
     gradients: ReplayResults = field(default_factory=ReplayResults)
     scales: list[GradientScale] = field(default_factory=list)
     """Scale of the first gradient of the loss in each backward pass."""
@@ -370,17 +372,18 @@ class GradientReplayer(Replayer):
             padding, expected_padding = self._index.padding(actual, expected)
             wrong = (padding != 0).any(-1) & (expected_padding == 0).all(-1)
             result.exact.add(max(len(padding), 1), int(wrong.sum()))
-        if self.loss_scale is not None:
-            actual_RC = actual_RC.double() / self.loss_scale.factor
+        scale = self.loss_scale.factor
+        if scale != 1:
+            actual_RC = actual_RC.double() / scale
         if actual_RC.dtype.itemsize > expected.dtype.itemsize:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, in the dtype of the trace
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
-        if self.loss_scale is not None and self.loss_scale.has_overflown(gradient):
+        if self.loss_scale.has_overflown(gradient):
             return gradient
         injected = self.boundary.injected(expected, gradient.dtype)
-        if self.loss_scale is not None:
+        if scale != 1:
             # Not clamped: a value too large for the dtype has to overflow.
-            injected = (injected.double() * self.loss_scale.factor).to(gradient.dtype)
+            injected = (injected.double() * scale).to(gradient.dtype)
         injected = injected.to(gradient.device)
         if layout is not None:
             injected = layout.part_of_gradient(*place, injected)
@@ -413,7 +416,7 @@ class GradientReplayer(Replayer):
         if not stage.module:  # others come from a pipeline stage or a second loss
             self.scales.append(found)
             self.labels += find_label_differences(site, actual, expected, call.rows)
-        if self.loss_scale is not None and is_first:
+        if is_first:
             self.loss_scale.learn(found)
 
     def _find_partner(self, call: Call) -> Call | None:

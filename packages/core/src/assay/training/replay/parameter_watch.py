@@ -307,7 +307,7 @@ class ObservedGradients:
         addresses = self.handler.expected("clip")
         values = [self.handler.find(one) for one in addresses if one.port != NORM]
         clipped = math.sqrt(sum(_square(value) for value in values if value is not None))
-        factor = 1.0 if self.handler.loss_scale is None else self.handler.loss_scale.of_gradients
+        factor = self.handler.loss_scale.of_gradients
         found = math.sqrt(sum(_square(value) for *_, value in self._gradients(model, "clip")))
         before = [float(norm), float(norm) * factor]
         if not (found and clipped):
@@ -334,7 +334,7 @@ class ObservedGradients:
                 pair = value.cpu().double() / factor, expected.double()
                 by_owner.append(parts.products_by_owner(*pair))
             new = self.handler.observe(address, value if factor == 1 else value.double() / factor)
-            if self.handler.loss_scale is not None and self.handler.loss_scale.has_overflown(value):
+            if self.handler.loss_scale.has_overflown(value):
                 continue
             new = new if factor == 1 else new * factor
             if sums is not None:
@@ -367,7 +367,7 @@ class ObservedGradients:
 
     def _find_factor(self, model: nn.Module, phase: Phase) -> float:
         """Return the factor of all gradients after `phase`, 1 once the loss scale is removed."""
-        if self.handler.loss_scale is None:
+        if self.handler.loss_scale.unit is None:
             return 1.0
         pairs, sums = [], self._sums_of(phase)
         for address, _, gradient in self._gradients(model, phase):

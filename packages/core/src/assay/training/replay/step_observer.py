@@ -129,8 +129,7 @@ class StepObserver:
         self._step, self._batch = step, batch
         self.of_parameters.begin_step(step)
         self.handler.begin_step(step)
-        if self.handler.loss_scale is not None:
-            self.handler.loss_scale.begin_step()
+        self.handler.loss_scale.begin_step()
         self.updates.begin_step()
         report = self.opened.trainer.step(copied(batch))
         if "optimizer" not in self.found.seen:
@@ -163,7 +162,7 @@ class StepObserver:
 
     def _observe_losses(self) -> None:
         """Observe the results of `compute_loss`, once backward has shown their factor."""
-        scale = 1.0 if self.handler.loss_scale is None else self.handler.loss_scale.of_loss
+        scale = self.handler.loss_scale.of_loss
         for numbers, loss in self._losses:
             dtype = str(loss.dtype).removeprefix("torch.")
             stage = Stage("", "forward")
@@ -279,9 +278,9 @@ class StepObserver:
         return norm
 
     def _note_norm(self, value: Tensor) -> None:
-        scale, expected = self.handler.loss_scale, self.handler.find(self._address_of_norm)
-        if scale is not None and expected is not None:
-            scale.note_norm(float(value.cpu() / expected))
+        expected = self.handler.find(self._address_of_norm)
+        if expected is not None:
+            self.handler.loss_scale.note_norm(float(value.cpu() / expected))
 
     @property
     def _address_of_norm(self) -> ValueAddress:
@@ -362,7 +361,7 @@ class ReplayedSteps(StepObserver):
         scope: RankScope | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
-        scope = scope or RankScope(is_alone=True)
+        scope, loss_scale = scope or RankScope(is_alone=True), loss_scale or LossScale()
         self._values = StageReplayer(golden, boundary, rows, scope=scope, loss_scale=loss_scale)
         # Maps micro-batches that run as one to those of the reference.
         self._packed = PackedTrace(self._values.trace)
@@ -390,7 +389,7 @@ class ReplayedSteps(StepObserver):
             (self.found, ("micro_batches_run",)),
             (self.of_gradients, list(vars(self.of_gradients))),
             (self.updates, ("moved",)),
-            (loss_scale, () if loss_scale is None else ("steps",)),
+            (loss_scale, ("steps",)),
         ]
         self._measured = [(owner, name) for owner, names in owners for name in names]
 

@@ -168,8 +168,8 @@ class StepValueHandler:
     """A receiver of the values that `StepObserver` sees in a step. This one takes none, without a reference."""
 
     scope = RankScope(is_alone=True)
-    loss_scale: LossScale | None = None
-    """To be divided out; None if a factor of the loss is an error."""
+    loss_scale = LossScale()
+    """To be divided out."""
 
     def begin_step(self, step: int) -> None:
         """Assign all values until `end_step` to this step."""
@@ -541,7 +541,7 @@ class StageReplayer(StepValueHandler):
     )
     scope: RankScope = field(default_factory=lambda: RankScope(is_alone=True))
     """The values that this process has to show."""
-    loss_scale: LossScale | None = None
+    loss_scale: LossScale = field(default_factory=LossScale)
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
     _optimizer: OptimizerResults | None = None
