@@ -527,20 +527,26 @@ def _width(port: PortResult) -> int | None:
     return None if port.sums.channel is None else port.sums.channel.shape[1]
 
 
+def _ports_of_logits(noise: Mapping[str, ReplayResults]) -> list[tuple[str, PortResult]]:
+    """Return the results of modules, each with its path, that are as wide as the gradient of the loss."""
+    loss = _port_of_loss(noise["gradients"])
+    return [
+        (module, port)
+        for (module, name), port in noise["modules"].ports.items()
+        if loss is not None and name.startswith("output") and _width(port) == _width(loss)
+    ]
+
+
 def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
     """Return the relative error of a loss gradient from rounding the largest logits to float32.
 
     A fused loss subtracts the logarithm of the sum from each logit in one operation, and its
     probabilities have this error. Subtracting the largest logit first is many times more accurate.
     """
-    loss = _port_of_loss(noise["gradients"])
     sizes = [
         math.sqrt(float(port.sums.channel[2].max()) / port.sums.channel_rows)
-        for (_, name), port in noise["modules"].ports.items()
-        if loss is not None
-        and port.sums.channel is not None
-        and name.startswith("output")
-        and _width(port) == _width(loss)
+        for _, port in _ports_of_logits(noise)
+        if port.sums.channel is not None
     ]
     return float_format("float32").unit_roundoff * max(sizes, default=1.0)
 
@@ -552,15 +558,7 @@ def _stages_of_loss(
 
     These are the model's own code, and a head that is fused with the loss.
     """
-    loss = _port_of_loss(noise["gradients"])
-    heads = {
-        module
-        for (module, name), port in noise["modules"].ports.items()
-        if loss is not None
-        and module in uncalled_modules
-        and name.startswith("output")
-        and _width(port) == _width(loss)
-    }
+    heads = {module for module, _ in _ports_of_logits(noise) if module in uncalled_modules}
     return [Stage(module, "backward") for module in ("", *sorted(heads))]
 
 

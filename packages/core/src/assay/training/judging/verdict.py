@@ -34,6 +34,9 @@ from assay.training.judging.diagnosis import (
     find_left_out,
     find_unexpectedly_trained,
     find_wrong_labels,
+    is_scale_removed,
+    notes_on_scale,
+    stands_still,
 )
 from assay.training.judging.evidence import (
     UPDATE_PREFIX,
@@ -61,7 +64,6 @@ from assay.training.judging.free_run import (
     notes_on_rounding,
     trajectory_gap,
 )
-from assay.training.judging.signature import is_scale_removed, notes_on_scale, stands_still
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
 from assay.training.reports import TrainerReport
 from assay.verdicts import (
