@@ -5,22 +5,24 @@ gives their order in the verdict.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from assay.comparing.levels import Cause, DiagnosedFault, LevelResult, conclude, failed
+from assay.comparing.levels import LevelResult, conclude, failed
 from assay.errors import name_some
-from assay.verdicts import Diagnosis, Location, Verdict
+from assay.verdicts import Diagnosis, Location
 
-COMPARED_UNIT = "losses, tensors and runs"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Makes the verdict on all levels.
+verdict_of = partial(conclude, compared_unit="losses, tensors and runs")
 
 
-def verdict_of(
-    found: Mapping[str, LevelResult],
-    cause: Cause | DiagnosedFault | None = None,
-    **facts: Any,  # noqa: ANN401 - fields of a verdict
-) -> Verdict:
-    """Make the verdict on all levels."""
-    return conclude(found, cause, compared_unit=COMPARED_UNIT, **facts)
+def relative_error(actual: "Tensor", expected: "Tensor") -> float:
+    """Return the norm of the difference over the norm of `expected`, in float64."""
+    wide = expected.double()
+    return float((actual.double() - wide).norm() / wide.norm())
 
 
 def failed_checkpoint(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 IGNORED = -100
 Batch = Mapping[str, Tensor]
@@ -157,6 +158,51 @@ def positions_of_the_row(tokenizer: Any) -> Collator:
     return collate
 
 
+def positions_not_padded(tokenizer: Any) -> Collator:
+    """Pad everything to a multiple of eight except the position ids."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        width = batch["input_ids"].shape[1]
+        places = torch.arange(width).expand(len(features), width)
+        fills = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
+        more = {name: torch.full((len(features), -width % 8), fill) for name, fill in fills.items()}
+        right = tokenizer.padding_side == "right"
+        padded = {
+            name: torch.cat([one, more[name]] if right else [more[name], one], 1)
+            for name, one in batch.items()
+        }
+        return padded | {"position_ids": places}
+
+    return collate
+
+
+def masked_by_another_pad(tokenizer: Any) -> Collator:
+    """Derive the mask from a pad id that is not the tokenizer's."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        batch["attention_mask"] = (batch["input_ids"] != tokenizer.mask_token_id).long()
+        return batch
+
+    return collate
+
+
+def inputs_and_targets(tokenizer: Any) -> Collator:
+    """Give inputs without the last token and labels without the first, as for another kind of model."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        pairs = [
+            {"input_ids": one["input_ids"][:-1], "labels": one["labels"][1:]}
+            if len(one["input_ids"]) > 1
+            else one
+            for one in features
+        ]
+        return _padding(tokenizer)(pairs)
+
+    return collate
+
+
 def samples_extended(tokenizer: Any) -> Collator:
     """Append padding to the lists of the dataset itself."""
 
@@ -255,5 +301,54 @@ def packed_with_learned_fill(tokenizer: Any) -> Collator:
         batch["labels"] = torch.cat([batch["labels"], fill], 1)
         batch["position_ids"] = torch.cat([batch["position_ids"], torch.arange(missing)[None]], 1)
         return batch
+
+    return collate
+
+
+def packed_positions_not_filled(tokenizer: Any) -> Collator:
+    """Fill the row to a multiple of eight without more position ids."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        missing = -batch["input_ids"].shape[1] % 8
+        for name, fill in (("input_ids", tokenizer.pad_token_id), ("labels", IGNORED)):
+            batch[name] = torch.cat([batch[name], torch.full((1, missing), fill)], 1)
+        return batch
+
+    return collate
+
+
+def packed_ranges_summed(_: Any) -> Collator:
+    """Begin the labels of each sample where those of the one before ended, not where its ids did."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        ids, labels, begin = batch["input_ids"][0], torch.full_like(batch["labels"], IGNORED), 0
+        for one in features:
+            first = next(at for at, label in enumerate(one["labels"]) if label != IGNORED)
+            own = slice(begin + first, begin + len(one["labels"]))
+            labels[0, own] = ids[own]
+            begin += len(one["labels"]) - first
+        return batch | {"labels": labels}
+
+    return collate
+
+
+def packed_in_two_rows(_: Any) -> Collator:
+    """Pack samples in turn into two rows of one length, a correct pack of another shape."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        rows = [dict(_packing()(one)) for one in (features[::2], features[1::2]) if one]
+        width = max(row["input_ids"].shape[1] for row in rows)
+        fills = {"input_ids": 0, "labels": IGNORED, "position_ids": 0}
+        return {
+            name: torch.cat(
+                [
+                    functional.pad(row[name], (0, width - row[name].shape[1]), value=fill)
+                    for row in rows
+                ]
+            )
+            for name, fill in fills.items()
+        }
 
     return collate

@@ -174,3 +174,17 @@ def labels_not_cut_along(tokenizer: Any, messages: Messages, max_length: int | N
     if max_length is None:
         return whole
     return {"input_ids": whole["input_ids"][-max_length:], "labels": whole["labels"][:max_length]}
+
+
+def earlier_ends_learned(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
+    """Label the last turn, but also the ends of the turns before it."""
+    whole = last_turn_only(tokenizer, messages, None)
+    everything = right(tokenizer, messages, None)
+    eos = tokenizer.eos_token_id
+    labels = [
+        every if id_ == eos else own
+        for id_, own, every in zip(
+            whole["input_ids"], whole["labels"], everything["labels"], strict=True
+        )
+    ]
+    return _cut(whole | {"labels": labels}, None, max_length)

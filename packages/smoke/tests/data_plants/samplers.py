@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -179,6 +180,35 @@ def uneven_ranks(plan: Any, resumed: Any) -> Epochs:
         return chunks[plan.rank :: plan.num_ranks]
 
     return _run(plan, resumed, batches=deal)
+
+
+def strided_before_it_is_cut(plan: Any, resumed: Any) -> Epochs:
+    """Deal single samples to ranks, each of which then drops or fills its own last batch."""
+
+    def deal(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        own, size = list(order[plan.rank :: plan.num_ranks]), plan.batch_size
+        batches = [own[at : at + size] for at in range(0, len(own), size)]
+        return batches[:-1] if plan.drop_last and len(batches[-1]) < size else batches
+
+    return _run(plan, resumed, batches=deal)
+
+
+def sample_lost_for_another(plan: Any, resumed: Any) -> Epochs:
+    """Take one sample twice and another never, within the number that may be repeated."""
+
+    def swap(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        return _batches(plan, [order[0], order[0], *order[2:]])
+
+    return _run(plan, resumed, batches=swap)
+
+
+def workers_of_rank_0(plan: Any, resumed: Any) -> Epochs:
+    """Resume every rank by the state of rank 0."""
+    if resumed and resumed.num_batches:
+        first = _batches(replace(plan, rank=0), _order(plan, _seed(plan, resumed.epoch)))
+        rest = list(_run(plan, resumed))
+        return iter([first[resumed.num_batches :], *rest[1:]])
+    return _run(plan, resumed)
 
 
 def seeded_by_the_run(plan: Any, resumed: Any) -> Epochs:

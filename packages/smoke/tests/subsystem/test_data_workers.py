@@ -84,8 +84,11 @@ def test_a_loader_without_workers_is_refused() -> None:
     ("name", "breaks"),
     [
         ("right_items", []),
-        ("held_generator", [worker_seeds.ITEMS_DIFFER, worker_seeds.ITEMS_NEW_IN_EPOCHS]),
-        ("generator_by_worker", [worker_seeds.ITEMS_NEW_IN_EPOCHS]),
+        (
+            "held_generator",
+            [worker_seeds.NEW_IN_WORKERS["item"], worker_seeds.NEW_IN_EPOCHS["item"]],
+        ),
+        ("generator_by_worker", [worker_seeds.NEW_IN_EPOCHS["item"]]),
     ],
 )
 def test_generators_that_a_data_set_holds_are_followed(name: str, breaks: list[str]) -> None:

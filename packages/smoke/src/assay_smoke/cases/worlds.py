@@ -55,6 +55,7 @@ from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, declared_traits, describe_trainer
 from assay.verdicts import Number, Record
 from assay_smoke.cases.timeline import CyclePhase, Timeline
+from assay_smoke.judging import relative_error
 from assay_smoke.matrix.cases import Checkpoint
 from assay_smoke.trainers.deepspeed.partitions import whole_size
 
@@ -194,12 +195,6 @@ def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
         rows = [_logits_of_batch(model, batch, device.torch_device) for batch in batches[0]]
     model.train(was_training)
     return torch.cat(rows)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference over the norm of `expected`."""
-    a, e = actual.double(), expected.double()
-    return float((a - e).norm() / e.norm())
 
 
 def _share_changed(before: Tensor, after: Tensor) -> float:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from assay.models import load_model
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import IGNORED, BackwardStep, FeatureKind
+from assay_smoke.judging import relative_error
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
 
@@ -164,7 +165,7 @@ def _find_difference(actual: Tensor, ranks: Sequence[Sequence[_Micro]]) -> str |
     """Describe the difference from the gradient of one big batch, by a known mistake if one fits."""
     tokens = sum(micro.tokens for rank in ranks for micro in rank)
     expected = _combine((micro, tokens) for rank in ranks for micro in rank)
-    error = _error(actual, expected)
+    error = relative_error(actual, expected)
     if error <= LIMIT:
         return None
     if not torch.isfinite(actual).all():
@@ -173,19 +174,14 @@ def _find_difference(actual: Tensor, ranks: Sequence[Sequence[_Micro]]) -> str |
     for mistake, divide in _MISTAKES.items():
         weighted = [(micro, divide(micro, rank, ranks)) for rank in ranks for micro in rank]
         known = all(divisor for _, divisor in weighted)
-        if known and _error(actual, _combine(weighted)) <= LIMIT:
+        if known and relative_error(actual, _combine(weighted)) <= LIMIT:
             return f"{reason}: it is {mistake}"
     # The factor by which the expected gradient comes nearest.
     factor = float(actual @ expected / (expected @ expected))
     nearest = f": it is {factor:.4g} times that"
-    return reason + (nearest if _error(actual, expected * factor) <= LIMIT else "")
+    return reason + (nearest if relative_error(actual, expected * factor) <= LIMIT else "")
 
 
 def _combine(weighted: Iterable[tuple[_Micro, float]]) -> Tensor:
     """Sum gradients, each over its divisor."""
     return torch.stack([micro.gradient / divisor for micro, divisor in weighted]).sum(0)
-
-
-def _error(actual: Tensor, expected: Tensor) -> float:
-    """Return the relative error in the Frobenius norm."""
-    return float((actual - expected).norm() / expected.norm())

@@ -38,6 +38,11 @@ class Turn:
     end: int | None
     """Position of the first special token after its content."""
 
+    @property
+    def is_assistant(self) -> bool:
+        """Return True for a turn of the assistant."""
+        return self.message["role"] == "assistant"
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -300,7 +305,7 @@ def _find_wrong_cut(cut: Cut, declared: Truncation | None) -> Iterator[Fault]:
 OWN_ID = "a label is the id at its own position"
 OTHERS = "no token of a user's or system's turn has a label"
 ASSISTANT = "the tokens of an assistant's turn have labels"
-END = "the end of an assistant's turn has a label"
+END = "the end of an assistant's turn has a label if its text has"
 PADDING = "labels do not depend on the pad token"
 CUT_LABELS = "a cut chat keeps its remaining labels"
 
@@ -318,54 +323,66 @@ def check_labels(
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
         for chat in renderer.chats(log, chats):
-            log.judge([OWN_ID], _find_other_ids(chat))
-            log.judge((OTHERS, ASSISTANT, END), _find_wrong_turns(log, chat))
+            log.judge((OWN_ID, OTHERS, ASSISTANT, END), _find_wrong_labels(log, chat))
             log.judge([PADDING], _find_padding_effect(renderer, chat))
         for cut in renderer.cuts():
             log.judge([CUT_LABELS], _find_lost_labels(log, cut))
     return log.report()
 
 
-def _find_other_ids(chat: Chat) -> Iterator[Fault]:
+def _find_wrong_labels(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
+    """Compare the labels with an oracle's. The assistant's turns may all have labels, or the last alone."""
+    right = _right_labels(log, chat)
+    seen = set()
     for at, (id_, label) in enumerate(zip(chat.ids, chat.labels, strict=True)):
+        name, expected, turn = right.get(at, (OWN_ID, label, None))
         if label not in (IGNORED, id_):
             reason = f"the label of {show_token(chat.tokenizer, id_)} is another id"
             if chat.ids[at + 1 : at + 2] == (label,):
                 reason += ": labels are shifted, and models shift them again"
             yield chat.fault_at(OWN_ID, at, reason)
+        if label != expected and turn is not None and (name, turn.tokens) not in seen:
+            seen.add((name, turn.tokens))
+            yield chat.fault_at(name, at, _describe_label(chat, turn, at))
 
 
-def _find_wrong_turns(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
-    """Find turns with wrong labels. The assistant's turns may all have labels, or the last alone."""
-    last = [turn for turn in chat.turns if turn.message["role"] == "assistant"][-1:]
+def _right_labels(log: PropertyLog, chat: Chat) -> dict[int, tuple[str, int, Turn]]:
+    """Return the property, label and turn of each position where only one label is right."""
+    right: dict[int, tuple[str, int, Turn]] = {}
+    last = next((turn for turn in chat.turns[::-1] if turn.is_assistant), None)
     for turn in chat.turns:
-        learned = [at for at in turn.tokens if chat.labels[at] != IGNORED]
-        masked = [at for at in turn.tokens if chat.labels[at] == IGNORED]
-        content = repr(turn.message["content"])
-        if (role := turn.message["role"]) != "assistant":
-            reason = f"{len(learned)} tokens of the {role}'s turn {content} have labels"
-            yield from (chat.fault_at(OTHERS, at, reason) for at in learned[:1])
-        elif learned:
-            reason = (
-                f"{len(masked)} of {len(turn.tokens)} tokens of the turn {content} have no label"
-            )
-            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
-            yield from _find_masked_end(chat, turn, *last)
-        elif turn in last:
-            reason = f"no token of the assistant's last turn {content} has a label"
-            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
-        elif masked:
+        has_labels = any(chat.labels[at] != IGNORED for at in turn.tokens)
+        is_learned = turn.is_assistant and (has_labels or turn is last)
+        for at in turn.tokens:
+            name = ASSISTANT if turn.is_assistant else OTHERS
+            right[at] = (name, chat.ids[at] if is_learned else IGNORED, turn)
+        if last is None or not turn.is_assistant:
+            continue
+        if not is_learned:
             log.note("only the assistant's last turn has labels")
+        # The last turn shows which token is the end; `check_chat` judges whether there is one.
+        end, shown = turn.end, last.end
+        is_judged = has_labels or turn is not last
+        if is_judged and end is not None and shown is not None and chat.ids[end] == chat.ids[shown]:
+            right[end] = (END, chat.ids[end] if is_learned else IGNORED, turn)
+    return right
 
 
-def _find_masked_end(chat: Chat, turn: Turn, last: Turn) -> Iterator[Fault]:
-    """Find a turn whose end has no label. The last turn shows which token is the end."""
-    if turn.end is None or last.end is None or chat.ids[turn.end] != chat.ids[last.end]:
-        return  # `check_chat` judges whether turns have an end
-    token = show_token(chat.tokenizer, chat.ids[turn.end])
-    reason = f"the end of an assistant's turn, {token}, has no label: a model never learns to stop"
-    if chat.labels[turn.end] == IGNORED:
-        yield chat.fault_at(END, turn.end, reason)
+def _describe_label(chat: Chat, turn: Turn, at: int) -> str:
+    """Describe the wrong label at a position of a turn."""
+    content, token = repr(turn.message["content"]), show_token(chat.tokenizer, chat.ids[at])
+    num_learned = sum(chat.labels[at] != IGNORED for at in turn.tokens)
+    if not turn.is_assistant:
+        return f"{num_learned} tokens of the {turn.message['role']}'s turn {content} have labels"
+    if at == turn.end and not num_learned:
+        return f"the end of the turn {content}, {token}, has a label, and its text has none"
+    if at == turn.end:
+        lost = f"the end of an assistant's turn, {token}, has no label"
+        return f"{lost}: a model never learns to stop"
+    if not num_learned:
+        return f"no token of the assistant's last turn {content} has a label"
+    num_masked = len(turn.tokens) - num_learned
+    return f"{num_masked} of {len(turn.tokens)} tokens of the turn {content} have no label"
 
 
 def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:

@@ -1,5 +1,7 @@
 """Checks collators: padded batches, and packed ones, whose samples do not see or predict each other.
 
+A collator may choose rows, padding and packs. So an oracle takes the places of the samples from the
+batch, and writes there what is right: labels, mask and position ids. The first other value is the fault.
 Samples have no repeated ids, so that every token is found again in the rows of a batch.
 
 Shapes: B rows, T positions, V vocabulary.
@@ -7,10 +9,10 @@ Shapes: B rows, T positions, V vocabulary.
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from assay_smoke.data.protocols import (
     Tokenizer,
 )
 from assay_smoke.data.tokens import show_row, show_token, show_tokens
+from assay_smoke.judging import relative_error
 
 Lengths = tuple[int, ...]
 
@@ -56,23 +59,12 @@ def make_features(tokenizer: Tokenizer, lengths: Lengths, kind: FeatureKind) -> 
     return features
 
 
-def describe_lengths(features: Sequence[Feature]) -> str:
-    """Describe samples by their lengths."""
+def _describe_lengths(features: Sequence[Feature]) -> str:
     lengths = ", ".join(str(len(feature["input_ids"])) for feature in features)
     return f"samples of {lengths} tokens"
 
 
-def describe_label(tokenizer: Tokenizer, id_: int, actual: int, expected: int) -> str:
-    """Describe a label of the token `id_` that differs from its sample's."""
-    token = show_token(tokenizer, id_)
-    if actual == IGNORED:
-        return f"{token} has no label, but its sample has one"
-    if expected == IGNORED:
-        return f"{token} has a label, but its sample has none"
-    return f"the label of {token} is {show_token(tokenizer, actual)}"
-
-
-def make_collators(
+def _make_collators(
     subject: Subject,
     make_collator: MakeCollator,
     tokenizers: Sequence[Tokenizer],
@@ -95,9 +87,14 @@ def make_collators(
             yield collator, tokenizer, described
 
 
-def collate(subject: Subject, collator: Collate, features: list[Feature]) -> dict[str, Tensor]:
-    """Collate `features`. Raises: RaisedError for a malformed batch."""
-    with subject.called_for(describe_lengths(features)):
+def _collate(
+    subject: Subject, collator: Collate, features: list[Feature], others: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """Collate `features`. others: keys of tensors (B, T) besides ids and labels, if they are there.
+
+    Raises: RaisedError for a malformed batch.
+    """
+    with subject.called_for(_describe_lengths(features)):
         batch: Any = collator(features)
         if not hasattr(batch, "keys"):
             raise subject.returned(f"a {type(batch).__name__}", _WANTED)
@@ -110,6 +107,9 @@ def collate(subject: Subject, collator: Collate, features: list[Feature]) -> dic
             raise subject.returned(f"a batch without {key}", _WANTED)
         if tensors[key].dim() != 2 or tensors[key].shape != tensors["input_ids"].shape:
             raise subject.returned(f"{key} of the shape {list(tensors[key].shape)}", _WANTED)
+    for key in others:
+        if key in tensors and tensors[key].dim() != 2:
+            raise subject.returned(f"{key} of the shape {list(tensors[key].shape)}", "(B, T)")
     return tensors
 
 
@@ -132,6 +132,12 @@ class Piece:
         return self.start + len(self.ids)
 
 
+Field = Literal["labels", "attention_mask", "position_ids"]
+
+# The word for a value in examples.
+_SHOWN = {"labels": "label", "attention_mask": "mask", "position_ids": "position"}
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch with its samples."""
@@ -141,16 +147,14 @@ class Batch:
     tensors: Mapping[str, Tensor]
     case: str
     """Description of samples and tokenizer."""
+    is_pack: bool = False
 
     @cached_property
     def rows(self) -> Mapping[str, list[list[int]]]:
-        """Return the rows of each entry."""
-        return {key: tensor.tolist() for key, tensor in self.tensors.items()}
-
-    def row_of(self, key: str, number: int) -> list[int]:
-        """Return a row of an entry. A single row is that of all samples."""
-        rows = self.rows[key]
-        return rows[number if number < len(rows) else 0]
+        """Return the rows of each entry. A single row is that of all samples."""
+        num_rows = len(self.tensors["input_ids"])
+        rows = {key: tensor.tolist() for key, tensor in self.tensors.items() if tensor.dim() == 2}
+        return {key: one * num_rows if len(one) == 1 else one for key, one in rows.items()}
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -179,36 +183,133 @@ class Batch:
                 following += 1
         return found
 
-    def show_rows(self) -> list[str]:
-        """Show the ids of the first rows, one row per line."""
-        rows = enumerate(self.rows["input_ids"][:4])
-        return [f"row {number}: {show_row(self.tokenizer, row)}" for number, row in rows]
+    @property
+    def first_position(self) -> int:
+        """Return the position id from which samples count: 0, or in packs that of the first whole sample."""
+        whole = (piece for piece in self.pieces if self.is_pack and not piece.offset)
+        return next((self.rows["position_ids"][one.row][one.start] for one in whole), 0)
 
-    def fault_at(self, name: str, row: int, at: int, reason: str) -> Fault:
-        """Return the fault `reason` of the property `name`, shown at the position `at` of a row."""
-        ids, labels = (self.rows[key][row] for key in ("input_ids", "labels"))
-        shown = show_tokens(self.tokenizer, ids, labels, at)
+    def fault_at(self, name: str, field: Field, row: int, at: int, reason: str) -> Fault:
+        """Return the fault `reason` of the property `name`, shown around the position `at` of a row."""
+        shown = show_tokens(
+            self.tokenizer, self.rows["input_ids"][row], self.rows[field][row], at, _SHOWN[field]
+        )
         return Fault(name, reason, (f"{self.case}; row {row}", *shown))
 
-    def differing_labels(
-        self, rows: Iterable[int], pieces: Sequence[Piece]
-    ) -> Iterator[tuple[int, int, Piece | None, int, int]]:
-        """Compare the labels of these rows with those of the pieces. Other tokens must have none.
+    def fault_of(self, name: str, sample: int, reason: str) -> Fault:
+        """Return the fault `reason` of the property `name`, shown by a sample and the first rows."""
+        ids = [self.features[sample]["input_ids"], *self.rows["input_ids"][:4]]
+        names = [f"sample {sample}", *(f"row {number}" for number in range(4))]
+        shown = [
+            f"{name}: {show_row(self.tokenizer, row)}"
+            for name, row in zip(names, ids, strict=False)
+        ]
+        return Fault(name, reason, (self.case, *shown))
 
-        Yields: row, position, piece (None for a token of none), actual and expected label.
-        """
-        expected = {
-            (piece.row, at): (piece, label)
-            for piece in pieces
-            for at, label in enumerate(piece.labels, piece.start)
-        }
-        for row in rows:
-            for at, actual in enumerate(self.rows["labels"][row]):
-                piece, label = expected.get((row, at), (None, IGNORED))
-                if actual != label:
-                    yield row, at, piece, actual, label
+    def find_lost(self) -> Iterator[tuple[int, str]]:
+        """Find tokens that the batch lacks or has twice, each with its sample."""
+        counts = Counter(
+            (piece.sample, piece.offset + number)
+            for piece in self.pieces
+            for number in range(len(piece.ids))
+        )
+        for sample, feature in enumerate(self.features):
+            for offset, id_ in enumerate(feature["input_ids"]):
+                if (count := counts[sample, offset]) != 1:
+                    how = f"appears {count} times" if count else "is lost"
+                    token = show_token(self.tokenizer, id_)
+                    yield sample, f"token {offset} of sample {sample}, {token}, {how}"
 
 
+def right_values(batch: Batch, field: Field, at: int, piece: Piece | None) -> tuple[int, ...]:
+    """Return all values that a correct collator may write, the usual one first; none if any is right.
+
+    piece: that of the position `at` of its row; None outside all samples.
+    """
+    if field == "attention_mask":
+        return (int(piece is not None),)
+    if piece is None:
+        return (IGNORED,) if field == "labels" else ()
+    if field == "position_ids":
+        begin = batch.first_position
+        # The rest of a cut sample may count on or begin again.
+        if batch.rows[field][piece.row][piece.start] == begin + piece.offset:
+            begin += piece.offset
+        return (begin + at - piece.start,)
+    label = piece.labels[at - piece.start]
+    if at > piece.start:
+        return (label,)
+    # No token predicts the first one of a row, and no sample may predict that of the next.
+    return (IGNORED,) if batch.is_pack and at else (label, piece.ids[0], IGNORED)
+
+
+def _find_faults(
+    batch: Batch, field: Field, name: str, samples: Sequence[Piece]
+) -> Iterator[Fault]:
+    """Compare a field with the oracle's, of a padded batch in the rows of `samples`.
+
+    name: the property that a field of another length breaks.
+    """
+    width = len(batch.rows["input_ids"][0])
+    pieces = {(one.row, at): one for one in samples for at in range(one.start, one.stop)}
+    rows = range(len(batch.rows[field])) if batch.is_pack else [one.row for one in samples]
+    for row in rows:
+        values = batch.rows[field][row]
+        if len(values) != width:
+            ids = show_row(batch.tokenizer, batch.rows["input_ids"][row])
+            reason = f"{field} has {len(values)} positions, and input_ids {width}"
+            yield Fault(name, reason, (f"{batch.case}; row {row}", f"ids: {ids}"))
+            continue
+        for at, actual in enumerate(values):
+            piece = pieces.get((row, at))
+            right = right_values(batch, field, at, piece)
+            if right and actual not in right:
+                broken, reason = _describe(batch, field, row, at, piece, right[0])
+                yield batch.fault_at(broken, field, row, at, reason)
+
+
+def _describe(
+    batch: Batch, field: Field, row: int, at: int, piece: Piece | None, expected: int
+) -> tuple[str, str]:
+    """Return the property that a wrong value breaks, and the mistake that makes such a value."""
+    actual = batch.rows[field][row][at]
+    token = show_token(batch.tokenizer, batch.rows["input_ids"][row][at])
+    if field == "attention_mask":
+        what = "padding, but is not" if piece is None else "a token of the sample, but is"
+        return MASKED, f"{token} at position {at} is {what} masked"
+    if piece is None:
+        if batch.is_pack:
+            return LABELS, f"position {at} belongs to no sample, but has a label"
+        return NO_PADDING_LEARNED, f"padding has a label at position {at}"
+    if field == "position_ids":
+        begins = f"begin with {actual} instead of {expected}"
+        how = begins if at == piece.start else "do not increase by one"
+        reason = f"the position ids of sample {piece.sample} {how}"
+        return PACKED_POSITIONS if batch.is_pack else ROW_POSITIONS, reason
+    return _describe_label(batch, piece, at, expected)
+
+
+def _describe_label(batch: Batch, piece: Piece, at: int, expected: int) -> tuple[str, str]:
+    ids, labels = batch.rows["input_ids"][piece.row], batch.rows["labels"][piece.row]
+    actual, token = labels[at], show_token(batch.tokenizer, ids[at])
+    if batch.is_pack and at == piece.start:
+        first = f"{token}, the first token of sample {piece.sample}"
+        return SEAM, f"{first}, has a label: the sample before it would predict it"
+    is_shifted = labels[piece.start : piece.stop] == [*piece.labels[1:], IGNORED]
+    is_aside = piece.start > 0 and labels[: len(piece.labels)] == piece.labels
+    is_end = ids[at] == batch.tokenizer.eos_token_id
+    kinds = (
+        (is_aside and not batch.is_pack, "labels are padded on the right, and ids on the left"),
+        (is_shifted, "labels are shifted by one position, and models shift them again"),
+        (expected == IGNORED, f"{token} has a label, but its sample has none"),
+        (actual != IGNORED, f"the label of {token} is {show_token(batch.tokenizer, actual)}"),
+        (is_end, f"the end of the sample, {token}, has no label: a model never learns to stop"),
+        (True, f"{token} has no label, but its sample has one"),
+    )
+    return LABELS, next(words for holds, words in kinds if holds)
+
+
+WHOLE = "no token is lost or doubled"
 ONE_ROW_EACH = "every sample is one row, whole and once"
 LABELS = "a token has the label that its sample has"
 NO_PADDING_LEARNED = "padding has no label"
@@ -216,14 +317,7 @@ MASKED = "the attention mask is 1 for tokens and 0 for padding"
 ROW_POSITIONS = "position ids begin at 0 in every row"
 UNCHANGED = "a sample can be collated again"
 
-PADDING_PROPERTIES = (
-    ONE_ROW_EACH,
-    LABELS,
-    NO_PADDING_LEARNED,
-    MASKED,
-    ROW_POSITIONS,
-    UNCHANGED,
-)
+PADDING_PROPERTIES = (ONE_ROW_EACH, LABELS, NO_PADDING_LEARNED, MASKED, ROW_POSITIONS, UNCHANGED)
 
 # Smallest first: one sample, equal lengths, padding of one position and of many.
 BATCHES: tuple[Lengths, ...] = ((2,), (3, 3), (2, 3), (7, 1, 4), (5, 12, 2, 12))
@@ -239,16 +333,16 @@ def check_padding(
     """Collate samples of these lengths with every tokenizer, padding on either side."""
     log = PropertyLog(subject.name, PADDING_PROPERTIES)
     sides = ("right", "left")
-    for collator, tokenizer, padding in make_collators(subject, make_collator, tokenizers, sides):
+    for collator, tokenizer, padding in _make_collators(subject, make_collator, tokenizers, sides):
         for lengths in batches:
             # Collated again with a longer sample, so that leftovers in a sample show.
             *features, longer = make_features(tokenizer, (*lengths, max(lengths) + 3), kind)
             given = copy.deepcopy(features)
             faults = []
             for expected, more in ((features, []), ([*features, longer], [copy.deepcopy(longer)])):
-                tensors = collate(subject, collator, [*given, *more])
-                case = f"{describe_lengths(expected)}, the {padding}"
-                faults.append(list(_find_faults(log, Batch(tokenizer, expected, tensors, case))))
+                tensors = _collate(subject, collator, [*given, *more], tuple(_SHOWN))
+                case = f"{_describe_lengths(expected)}, the {padding}"
+                faults.append([*_judge_padding(log, Batch(tokenizer, expected, tensors, case))])
             first, again = faults
             log.judge(PADDING_PROPERTIES[:-1], first)
             broken = {fault.name for fault in first}
@@ -276,76 +370,49 @@ def _find_row(batch: Batch, sample: int) -> Piece | None:
     return None
 
 
-def _find_faults(log: PropertyLog, batch: Batch) -> Iterator[Fault]:
-    tokenizer, width = batch.tokenizer, len(batch.rows["input_ids"][0])
+def _judge_padding(log: PropertyLog, batch: Batch) -> Iterator[Fault]:
+    rows, side = batch.rows["input_ids"], batch.tokenizer.padding_side
     by_sample = [_find_row(batch, sample) for sample in range(len(batch.features))]
-    if None in by_sample or len(by_sample) != len(batch.rows["input_ids"]):
-        yield _describe_missing(batch, by_sample)
-    for row in filter(None, by_sample):
-        if len(row.ids) < width and (row.start > 0) != (tokenizer.padding_side == "left"):
-            log.note(f"padding_side is {tokenizer.padding_side}, and the other side is padded")
-        for _, at, piece, actual, expected in batch.differing_labels([row.row], [row]):
-            name, reason = NO_PADDING_LEARNED, f"padding has a label at position {at}"
-            if piece is not None:
-                name, reason = LABELS, _describe_label(batch, row, at, actual, expected)
-                if at == row.start and IGNORED in (actual, expected):
-                    continue  # no token predicts the first one of a row
-            yield batch.fault_at(name, row.row, at, reason)
-        yield from _find_mask_faults(log, batch, row)
-        if "position_ids" in batch.rows:  # else models count positions themselves
-            positions = batch.row_of("position_ids", row.row)[row.start : row.stop]
-            if positions != list(range(len(positions))):
-                reason = (
-                    "position ids do not begin at 0 at the first token, or do not increase by one"
-                )
-                case = f"{batch.case}; row {row.row}"
-                yield Fault(ROW_POSITIONS, reason, (case, f"position ids: {positions}"))
+    if None in by_sample or len(by_sample) != len(rows):
+        yield _describe_layout(batch, by_sample)
+    whole = [piece for piece in by_sample if piece is not None]
+    names: dict[Field, str] = {
+        "labels": LABELS,
+        "attention_mask": MASKED,
+        "position_ids": ROW_POSITIONS,
+    }
+    for field, name in names.items():
+        if field in batch.rows:  # without position ids, models count themselves
+            yield from _find_faults(batch, field, name, whole)
+    for piece in whole:
+        if len(piece.ids) == len(rows[0]):
+            continue
+        if (piece.start > 0) != (side == "left"):
+            log.note(f"padding_side is {side}, and the other side is padded")
+        if "attention_mask" in batch.rows:
+            continue
+        if piece.start:
+            reason = "there is padding before tokens, and no attention mask"
+            yield batch.fault_of(MASKED, piece.sample, reason)
+        else:
+            log.note(
+                "the batch lacks an attention mask: right for causal models padded on the right"
+            )
 
 
-def _describe_missing(batch: Batch, by_sample: Sequence[Piece | None]) -> Fault:
-    num_rows, shown = len(batch.rows["input_ids"]), batch.show_rows()
+def _describe_layout(batch: Batch, by_sample: Sequence[Piece | None]) -> Fault:
+    """Describe the first sample that is not one whole row, or a row of no sample."""
+    num_rows, sample = len(batch.rows["input_ids"]), 0
     reason = f"{len(by_sample)} samples make {num_rows} rows"
     if None in by_sample:
         sample = by_sample.index(None)
         lost = f"no row of the batch holds sample {sample} unchanged with only padding around it"
         reason = f"{reason}: {lost}" if num_rows < len(by_sample) else lost
-        ids = show_row(batch.tokenizer, batch.features[sample]["input_ids"])
-        shown = [f"sample {sample}: {ids}", *shown]
-    return Fault(ONE_ROW_EACH, reason, (batch.case, *shown))
+        token = next((words for of, words in batch.find_lost() if of == sample), None)
+        reason += f": {token}" if token else ""
+    return batch.fault_of(ONE_ROW_EACH, sample, reason)
 
 
-def _describe_label(batch: Batch, row: Piece, at: int, actual: int, expected: int) -> str:
-    labels = batch.rows["labels"][row.row]
-    if row.start and labels[: len(row.labels)] == row.labels:
-        return "labels are padded on the right, and ids on the left"
-    if labels[row.start : row.stop] == [*row.labels[1:], IGNORED]:
-        return "labels are shifted by one position, and models shift them again"
-    id_ = row.ids[at - row.start]
-    if actual == IGNORED and id_ == batch.tokenizer.eos_token_id:
-        token = show_token(batch.tokenizer, id_)
-        return f"the end of the sample, {token}, has no label: a model never learns to stop"
-    return describe_label(batch.tokenizer, id_, actual, expected)
-
-
-def _find_mask_faults(log: PropertyLog, batch: Batch, row: Piece) -> Iterator[Fault]:
-    ids = batch.rows["input_ids"][row.row]
-    shown = [f"{batch.case}; row {row.row}", f"ids:  {show_row(batch.tokenizer, ids)}"]
-    if "attention_mask" in batch.rows:
-        mask = [int(value) for value in batch.row_of("attention_mask", row.row)]
-        shown.append(f"mask: {' '.join(map(str, mask[:32]))}")
-        for at, (id_, value) in enumerate(zip(ids, mask, strict=True)):
-            is_token = row.start <= at < row.stop
-            if value != is_token:
-                what = "a token of the sample, but is" if is_token else "padding, but is not"
-                reason = f"{show_token(batch.tokenizer, id_)} at position {at} is {what} masked"
-                yield Fault(MASKED, reason, shown)
-    elif row.start:
-        yield Fault(MASKED, "there is padding before tokens, and no attention mask", shown)
-    elif row.stop < len(ids):
-        log.note("the batch lacks an attention mask: right for causal models padded on the right")
-
-
-WHOLE = "no token is lost or doubled"
 SEAM = "no label reaches across a seam"
 PACKED_POSITIONS = "position ids restart with each sample"
 ISOLATED = "a packed sample computes what it computes alone"
@@ -360,14 +427,9 @@ ATTENTIONS = ("eager", "sdpa")
 
 # Keys of a batch that the model's forward takes.
 _INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-)
+    "input_ids", "attention_mask", "position_ids",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+)  # fmt: skip
 
 # Limit of a packed sample's error over the noise. Error: packed in float32 against alone in float64.
 # Noise: the largest such error of the pack's samples alone in float32. 400 clean packs of up to 8
@@ -388,96 +450,38 @@ def check_packing(
     """Pack samples of these lengths and run each pack through a micro model."""
     log = PropertyLog(subject.name, PACKING_PROPERTIES)
     # A pack has no side.
-    for collator, tokenizer, _ in make_collators(subject, make_collator, tokenizers, ["right"]):
+    for collator, tokenizer, _ in _make_collators(subject, make_collator, tokenizers, ["right"]):
         for lengths in packs:
             features = make_features(tokenizer, lengths, kind)
-            tensors = collate(subject, collator, copy.deepcopy(features))
-            _judge(log, Batch(tokenizer, features, tensors, describe_lengths(features)))
+            tensors = _collate(subject, collator, copy.deepcopy(features), ["position_ids"])
+            case = _describe_lengths(features)
+            _judge_pack(log, Batch(tokenizer, features, tensors, case, is_pack=True))
     return log.report()
 
 
-def _judge(log: PropertyLog, pack: Batch) -> None:
-    """Judge all properties of one batch."""
+def _judge_pack(log: PropertyLog, pack: Batch) -> None:
     if len(pack.pieces) > len(pack.features):
         log.note("samples are cut at the ends of rows")
-    faults, fill = [*_find_lost(pack), *_find_wrong_positions(pack)], []
-    # The last token before a seam must not predict the first one after it.
-    oracle = [replace(piece, labels=[IGNORED, *piece.labels[1:]]) for piece in pack.pieces]
-    rows = range(len(pack.rows["labels"]))
-    for row, at, piece, actual, expected in pack.differing_labels(rows, oracle):
-        if piece is None:
-            reason = f"position {at} belongs to no sample, but has a label"
-            fill.append(pack.fault_at(LABELS, row, at, reason))
-        elif at > piece.start:
-            id_ = piece.ids[at - piece.start]
-            reason = describe_label(pack.tokenizer, id_, actual, expected)
-            faults.append(pack.fault_at(LABELS, row, at, reason))
-        elif at:  # no token predicts the first one of a row
-            token = show_token(pack.tokenizer, piece.ids[0])
-            reason = (
-                f"{token}, the first token of sample {piece.sample}, has a label: the sample before it"
-                " would predict it"
-            )
-            faults.append(pack.fault_at(SEAM, row, at, reason))
+    faults = [pack.fault_of(WHOLE, sample, words) for sample, words in pack.find_lost()]
+    faults += _find_faults(pack, "labels", LABELS, pack.pieces)
+    if "position_ids" in pack.rows:
+        faults += _find_faults(pack, "position_ids", PACKED_POSITIONS, pack.pieces)
+    elif any(piece.start for piece in pack.pieces):
+        reason = "the batch lacks position ids: models do not restart at each sample"
+        faults.append(Fault(PACKED_POSITIONS, reason, (pack.case,)))
     log.judge((WHOLE, LABELS, SEAM, PACKED_POSITIONS), faults)
-    log.judge([LABELS], fill)
+    if {len(row) for row in pack.rows.get("position_ids", ())} - {len(pack.rows["input_ids"][0])}:
+        return  # no model takes it
+    given = ", ".join(sorted(pack.tensors))
     for attention in ATTENTIONS:
         for piece, ratio in zip(pack.pieces, _noise_ratios(pack, attention), strict=True):
-            log.judge([ISOLATED], _find_leak(pack, piece, ratio, attention))
-
-
-def _find_lost(pack: Batch) -> Iterator[Fault]:
-    counts = Counter(
-        (piece.sample, piece.offset + number)
-        for piece in pack.pieces
-        for number in range(len(piece.ids))
-    )
-    for sample, feature in enumerate(pack.features):
-        shown = f"sample {sample}: {show_row(pack.tokenizer, feature['input_ids'])}"
-        for offset, id_ in enumerate(feature["input_ids"]):
-            count = counts[sample, offset]
-            how = f"appears {count} times" if count else "is lost"
-            reason = f"token {offset} of sample {sample}, {show_token(pack.tokenizer, id_)}, {how}"
-            if count != 1:
-                yield Fault(WHOLE, reason, (pack.case, shown, *pack.show_rows()))
-
-
-def _find_wrong_positions(pack: Batch) -> Iterator[Fault]:
-    if "position_ids" not in pack.rows:
-        if any(piece.start for piece in pack.pieces):
-            reason = "the batch lacks position ids: models do not restart at each sample"
-            yield Fault(PACKED_POSITIONS, reason, (pack.case,))
-        return
-    begin = None
-    for piece in pack.pieces:
-        row = pack.row_of("position_ids", piece.row)
-        first, *rest = row[piece.start : piece.stop]
-        if not piece.offset and begin is None:
-            begin = first
-        wanted = {piece.offset + (begin or 0), begin or 0}
-        how = "do not increase by one"
-        if first not in wanted:
-            how = f"begin with {first} instead of {begin or 0}"
-        elif rest == list(range(first + 1, first + len(piece.ids))):
-            continue
-        reason = f"the position ids of sample {piece.sample} {how}"
-        yield Fault(
-            PACKED_POSITIONS, reason, (pack.case, f"position ids of row {piece.row}: {row[:48]}")
-        )
-
-
-def _find_leak(pack: Batch, piece: Piece, ratio: float, attention: str) -> Iterator[Fault]:
-    if ratio > LIMIT:
-        yield Fault(
-            ISOLATED,
-            f"the logits of sample {piece.sample} in the pack and alone differ by {ratio:.3g}x the"
-            f" noise of float32 (limit {LIMIT:g}x): it sees other samples or other positions",
-            (
-                f"{pack.case}, attention {attention}",
-                f"row {piece.row}: {show_row(pack.tokenizer, pack.rows['input_ids'][piece.row])}",
-                f"the batch has {', '.join(sorted(pack.tensors))}",
-            ),
-        )
+            reason = (
+                f"the logits of sample {piece.sample} in the pack and alone differ by {ratio:.3g}x the"
+                f" noise of float32 (limit {LIMIT:g}x, attention {attention}): it sees other samples or"
+                f" other positions. The batch has {given}"
+            )
+            leak = pack.fault_of(ISOLATED, piece.sample, reason)
+            log.judge([ISOLATED], [leak] if ratio > LIMIT else [])
 
 
 @cache
@@ -499,11 +503,6 @@ def _noise_ratios(pack: Batch, attention: str) -> list[float]:
             ids_BT = torch.tensor([piece.ids])
             exact_TV = exact(input_ids=ids_BT, use_cache=False).logits[0]
             alone_TV = model(input_ids=ids_BT, use_cache=False).logits[0]
-            errors.append(_error(packed_BTV[piece.row, piece.start : piece.stop], exact_TV))
-            noise = max(noise, _error(alone_TV, exact_TV))
+            errors.append(relative_error(packed_BTV[piece.row, piece.start : piece.stop], exact_TV))
+            noise = max(noise, relative_error(alone_TV, exact_TV))
     return [error / noise for error in errors]
-
-
-def _error(actual: Tensor, expected: Tensor) -> float:
-    """Return the relative error in the Frobenius norm, in float64."""
-    return float((actual.double() - expected).norm() / expected.norm())

@@ -351,14 +351,15 @@ class TrainerRun:
 def _train(plan: LoaderPlan, num_steps: object) -> list[list[int]]:
     """Return the batches that the model got, after a resume from `num_steps` if it is a number."""
     with temporary_folder("assay-trainer-") as folder, quiet_transformers():
-        if not isinstance(num_steps, int):
-            return _run_trainer(plan, folder, None, None)
-        _run_trainer(plan, folder, num_steps, None)
-        return _run_trainer(plan, folder, None, folder / f"checkpoint-{num_steps}")
+        resume_from = None
+        if isinstance(num_steps, int):
+            _run_trainer(plan, folder, stop_after=num_steps)
+            resume_from = str(folder / f"checkpoint-{num_steps}")
+        return _run_trainer(plan, folder, resume_from=resume_from)
 
 
 def _run_trainer(
-    plan: LoaderPlan, folder: Path, stop_after: int | None, resume_from: Path | None
+    plan: LoaderPlan, folder: Path, stop_after: int | None = None, resume_from: str | None = None
 ) -> list[list[int]]:
     from transformers import Trainer, TrainerCallback
 
@@ -382,7 +383,7 @@ def _run_trainer(
         dataloader_drop_last=plan.drop_last,
         seed=plan.seed,
         remove_unused_columns=False,
-    ).train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    ).train(resume_from_checkpoint=resume_from)
     return model.seen
 
 

@@ -185,17 +185,18 @@ class ChecksPlan:
         tokenizers = [self.model.tokenizer] if self.model else libraries.padding_tokenizers()
         features = self.request.features
         loader = own.get("loader", libraries.torch_loader)
-        planned: dict[str, tuple[DataLevel, Any, tuple[Any, ...]]] = {
-            "collator": ("collator", check_padding, (tokenizers, features)),
-            "packing": ("packing", check_packing, (tokenizers, features)),
-            "sampler": ("sampler", check_sampling, ()),
-            "batch_sampler": ("batch-sampler", check_sampling, (BATCH_SAMPLER_PLANS,)),
-            "accumulation": ("accumulation", check_accumulation, ()),
-            "loader": ("workers", worker_seeds.check_loader, ()),
-            "dataset": ("workers", worker_seeds.check_dataset, (loader,)),
-        }
-        for option, (level, check, arguments) in planned.items():
+        planned: list[tuple[str, DataLevel, Any, tuple[Any, ...]]] = [
+            ("collator", "collator", check_padding, (tokenizers, features)),
+            ("packing", "packing", check_packing, (tokenizers, features)),
+            ("sampler", "sampler", check_sampling, ()),
+            ("batch_sampler", "batch-sampler", check_sampling, (BATCH_SAMPLER_PLANS,)),
+            ("accumulation", "accumulation", check_accumulation, ()),
+            ("loader", "workers", worker_seeds.check_loader, ()),
+            ("dataset", "workers", worker_seeds.check_dataset, (loader,)),
+        ]
+        for option, level, check, arguments in planned:
             if option in own:
                 name = self.request.own_code[option]
-                run = partial(check, Subject(name), own[option], *arguments)
-                yield PlannedCheck(level, name, run)
+                yield PlannedCheck(
+                    level, name, partial(check, Subject(name), own[option], *arguments)
+                )

@@ -2,11 +2,10 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import prod
-from typing import Any
 
 from assay.devices.torch_backend import seed_generators
 from assay.training.state.states import generator_states, restore_generators
@@ -33,13 +32,7 @@ PROPERTIES = (EQUAL_STEPS, BATCH_SIZE, ONCE, NEW_ORDER, REPEATABLE, RESUMED)
 FEWEST_TO_SHUFFLE = 12
 
 # Samples, batch size, ranks, workers; smallest first. Some divide evenly, others do not.
-_SHAPES = (
-    (12, 1, 1, 0),
-    (13, 1, 2, 0),
-    (12, 3, 2, 0),
-    (29, 4, 3, 0),
-    (13, 2, 2, 2),
-)
+_SHAPES = ((12, 1, 1, 0), (13, 1, 2, 0), (12, 3, 2, 0), (29, 4, 3, 0), (13, 2, 2, 2))
 SAMPLER_PLANS = tuple(
     LoaderPlan(n, size, 0, ranks, workers, shuffle=shuffle, drop_last=drop_last)
     for n, size, ranks, workers in _SHAPES
@@ -79,86 +72,66 @@ def check_sampling(
     log = PropertyLog(subject.name, PROPERTIES)
     num_declined = 0
     for plan in plans:
+        own = [replace(plan, rank=rank) for rank in range(plan.num_ranks)]
         try:
-            by_rank = [
-                record_run(subject, open_run, replace(plan, rank=rank))
-                for rank in range(plan.num_ranks)
-            ]
+            by_rank = [_draw(subject, open_run, one)[0] for one in own]
         except DeclinedError as error:
             log.note(str(error))
             num_declined += 1
             continue
         for number in range(plan.num_epochs):
             epochs = [run[number] for run in by_rank]
-            rows = [f"epoch {number}, rank {at}: {_show(own)}" for at, own in enumerate(epochs)]
+            rows = [f"epoch {number}, rank {at}: {_show(one)}" for at, one in enumerate(epochs)]
             shown = (_case(plan), *rows)
             log.judge((EQUAL_STEPS, BATCH_SIZE), _find_wrong_batches(plan, epochs, shown))
             log.judge([ONCE], _find_lost_or_repeated(log, plan, epochs, shown))
         if plan.shuffle and plan.num_samples >= FEWEST_TO_SHUFFLE:
             log.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
-        again = record_run(subject, open_run, plan)
+        again, _ = _draw(subject, open_run, plan)
         log.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
-        for rank, run in enumerate(by_rank):
-            own = replace(plan, rank=rank)
-            for at in _interruptions(own, run):
-                log.judge([RESUMED], _find_wrong_resume(subject, open_run, own, run, *at))
+        for one, run in zip(own, by_rank, strict=True):
+            for at in _interruptions(one, run):
+                log.judge([RESUMED], _find_wrong_resume(subject, open_run, one, run, *at))
     if num_declined:
         log.waive_untried("all plans for it are declined")
     return log.report()
 
 
-def record_run(
+def _draw(
     subject: Subject,
     open_run: OpenRun,
     plan: LoaderPlan,
     resumed: ResumePoint | None = None,
-    restored: Mapping[str, Any] | None = None,
-) -> Run:
-    """Return the batches of one rank from the resumed epoch to the last, as in a new process.
+    stop: tuple[int, int] | None = None,
+) -> tuple[Run, object]:
+    """Draw the batches of one rank, as in a new process.
 
-    restored: generator states, set after the loop is open, as a training script loads a checkpoint
-        after it has built its data loader.
+    resumed: start after these batches, with the generators of now, which a training script restores from
+        its checkpoint after it has built its data loader.
+    stop: end within this epoch after this number of its batches.
+    Returns: the batches by epoch, and the state of the loop at its end if it has one.
     """
+    restored = None if resumed is None else generator_states("cpu")
     seed_generators(plan.seed)
-    num_epochs = plan.num_epochs - (resumed.epoch if resumed else 0)
+    first, last = resumed.epoch if resumed else 0, stop[0] if stop else plan.num_epochs - 1
+    epochs: Run = []
+    most = 4 * plan.num_samples + 16
     with subject.called_for(_case(plan, resumed)):
         run = open_run(plan, resumed)
         if restored is not None:
             restore_generators(restored, "cpu")
-        epochs = [
-            list(_batches_of(subject, epoch, plan)) for epoch in islice(iter(run), num_epochs)
-        ]
-    if len(epochs) != num_epochs:
-        raise subject.returned(f"{len(epochs)} epochs of {num_epochs}", _EPOCHS_WANTED)
-    return epochs
-
-
-def _interrupt_run(
-    subject: Subject, open_run: OpenRun, plan: LoaderPlan, epoch: int, num_batches: int
-) -> ResumePoint:
-    """Draw `num_batches` batches of `epoch` after the epochs before it."""
-    seed_generators(plan.seed)
-    with subject.called_for(_case(plan)):
-        run = open_run(plan, None)
-        for number, batches in zip(range(epoch + 1), run, strict=False):
-            drawn = _batches_of(subject, batches, plan)
-            list(islice(drawn, num_batches if number == epoch else None))
+        for number, epoch in zip(range(first, last + 1), run, strict=False):
+            few = islice(epoch, stop[1] if stop and number == last else most + 1)
+            epochs.append([[int(sample) for sample in batch] for batch in few])
+            if len(epochs[-1]) > most:
+                raise subject.returned(
+                    f"an epoch of more than {most} batches for {plan.num_samples} samples",
+                    "epochs that end",
+                )
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
-    return ResumePoint(epoch, num_batches, state)
-
-
-def _batches_of(
-    subject: Subject, epoch: Iterable[Sequence[int]], plan: LoaderPlan
-) -> Iterator[Batch]:
-    """Yield batches as lists of numbers. Raises: RaisedError for an endless epoch."""
-    most = 4 * plan.num_samples + 16
-    for number, batch in enumerate(epoch):
-        if number == most:
-            raise subject.returned(
-                f"an epoch of more than {most} batches for {plan.num_samples} samples",
-                "epochs that end",
-            )
-        yield [int(sample) for sample in batch]
+    if len(epochs) != last + 1 - first:
+        raise subject.returned(f"{len(epochs)} epochs of {last + 1 - first}", _EPOCHS_WANTED)
+    return epochs, state
 
 
 def _case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
@@ -290,8 +263,9 @@ def _find_wrong_resume(
     The global generators are restored to the interruption, as checkpoints restore them. An order drawn
     from them then changes.
     """
-    point = _interrupt_run(subject, open_run, plan, epoch, num_batches)
-    resumed = record_run(subject, open_run, plan, point, generator_states("cpu"))
+    _, state = _draw(subject, open_run, plan, stop=(epoch, num_batches))
+    point = ResumePoint(epoch, num_batches, state)
+    resumed, _ = _draw(subject, open_run, plan, point)
     expected = [run[epoch][num_batches:], *run[epoch + 1 :]]
     for number, (own, actual) in enumerate(zip(expected, resumed, strict=True), epoch):
         if own != actual:
@@ -311,12 +285,8 @@ def _describe(run: Run, point: ResumePoint, number: int, actual: Epoch) -> str:
     if not later and actual == run[number]:
         return "restarts the epoch"
     before = [] if later else run[number][:seen]
-    given = Counter(sample for batch in [*before, *actual] for sample in batch)
-    whole = Counter(sample for batch in run[number] for sample in batch)
-    lost, repeated = sorted((whole - given).elements()), sorted((given - whole).elements())
-    parts = [
-        f"{list_numbers(lost)} never" if lost else "",
-        f"{list_numbers(repeated)} again" if repeated else "",
-    ]
-    how = ": " + ", ".join(filter(None, parts)) if lost or repeated else ", in another order"
+    given, whole = (Counter(chain(*epoch)) for epoch in ([*before, *actual], run[number]))
+    changed = {"never": whole - given, "again": given - whole}
+    parts = [f"{list_numbers(sorted(one.elements()))} {how}" for how, one in changed.items() if one]
+    how = f": {', '.join(parts)}" if parts else ", in another order"
     return f"sees other samples in epoch {number}{how}"

@@ -13,19 +13,24 @@ _AROUND = 3
 def show_tokens(
     tokenizer: Tokenizer,
     ids: Sequence[int],
-    labels: Sequence[int] | None,
+    values: Sequence[int],
     at: int,
+    name: str = "label",
 ) -> list[str]:
-    """Show the token at `at` and its neighbors, one per line, with a mark at the token itself."""
+    """Show the token at `at` and its neighbors with their values, one per line, with a mark at the token.
+
+    name: of a value; a label is shown as a token.
+    """
     lines = []
     for position in range(max(0, at - _AROUND), min(len(ids), at + _AROUND + 1)):
+        value = values[position]
+        shown = f"{name} {show_token(tokenizer, value) if name == 'label' else value}"
+        if name == "label" and value == IGNORED:
+            shown = "no label"
         mark = ">" if position == at else " "
-        line = f"{mark} {position:4d}  {show_token(tokenizer, ids[position])}"
-        if labels is not None:
-            label = labels[position]
-            shown = "no label" if label == IGNORED else f"label {show_token(tokenizer, label)}"
-            line = f"{line:36}  {shown}"
-        lines.append(line)
+        lines.append(
+            f"{f'{mark} {position:4d}  {show_token(tokenizer, ids[position])}':36}  {shown}"
+        )
     return lines
 
 

@@ -13,6 +13,7 @@ from assay.comparing.wording import OUTCOME_SIGNS
 from assay.errors import UsageError
 from assay.foreign_text import one_line
 from assay.models.sources import RemoteCode
+from assay.output.console import new_table
 from assay.plugins import find_plugin_file
 from assay.verdicts import Diagnosis, Level, Outcome, Record, Verdict
 from assay_smoke.data.properties import LEVELS, DataLevel, SubjectReport
@@ -66,11 +67,7 @@ class DataAnswer(Record):
 _DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
 _OTHERWISE: Diagnosis = "inputs-differ"
 
-_STYLES = {
-    Outcome.PASS: "bold blue",
-    Outcome.FAIL: "bold red",
-    Outcome.NOT_COMPARED: "bold yellow",
-}
+_STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
 
 
 def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
@@ -150,11 +147,8 @@ def reports_of(level: Level) -> list[SubjectReport]:
 
 
 def _table(verdict: Verdict) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("level", no_wrap=True)
-    table.add_column("subject", overflow="fold")
-    table.add_column("cases", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table = new_table("level", "subject", "cases", "verdict")
+    table.columns[2].justify = "right"
     for name, level in verdict.levels.items():
         reports = reports_of(level)
         for report in reports:

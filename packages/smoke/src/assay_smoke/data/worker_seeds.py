@@ -12,18 +12,20 @@ from itertools import chain, product
 from typing import Any
 
 from assay.devices.torch_backend import seed_generators
-from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport, list_numbers
+from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 
 LIBRARIES = ("numpy", "random", "torch")
+# The name of the value of a dataset's item, in place of a library.
+ITEM = "item"
 NEW_IN_WORKERS = {name: f"workers draw different numbers from {name}" for name in LIBRARIES}
 NEW_IN_EPOCHS = {name: f"epochs draw different numbers from {name}" for name in LIBRARIES}
 REPEATABLE = "the same seed draws the same numbers"
 LOADER_PROPERTIES = (*NEW_IN_WORKERS.values(), *NEW_IN_EPOCHS.values(), REPEATABLE)
 
-ITEMS_DIFFER = "items of different workers differ by their random numbers"
-ITEMS_NEW_IN_EPOCHS = "items of different epochs differ by their random numbers"
-DATASET_PROPERTIES = (ITEMS_DIFFER, ITEMS_NEW_IN_EPOCHS)
+NEW_IN_WORKERS[ITEM] = "items of different workers differ by their random numbers"
+NEW_IN_EPOCHS[ITEM] = "items of different epochs differ by their random numbers"
+DATASET_PROPERTIES = (NEW_IN_WORKERS[ITEM], NEW_IN_EPOCHS[ITEM])
 
 _NUM_WORKERS = 2
 _NUM_EPOCHS = 2
@@ -44,7 +46,7 @@ class _Draw:
 
     def show(self, name: str) -> str:
         """Show one value in a line."""
-        return f"epoch {self.epoch}, worker {self.worker}, item {self.item}: {self.values[name]}"
+        return f"epoch {self.epoch}, worker {self.worker}, item {self.item}: {self.values[name]!s:.160}"
 
 
 class ComputedItems(Sequence[Any]):
@@ -105,6 +107,27 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
     return log.report()
 
 
+def check_dataset(
+    subject: Subject, make_dataset: MakeDataset, open_loader: OpenLoader
+) -> SubjectReport:
+    """Load a dataset of equal samples, whose items differ only by random numbers."""
+    log = PropertyLog(subject.name, DATASET_PROPERTIES)
+    seed_generators(_SEED)
+    with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
+        dataset = make_dataset(_equal_samples())
+        if len(dataset) != _NUM_ITEMS:
+            raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
+        items = ComputedItems(len(dataset), partial(_label, dataset))
+        draws = _record(subject, open_loader, items, [ITEM])
+    if len({draw.values[ITEM] for draw in draws}) == 1:
+        raise subject.returned(
+            "equal items for equal samples: it draws no random numbers",
+            "a dataset whose items are random",
+        )
+    log.judge(DATASET_PROPERTIES, _find_equal(draws))
+    return log.report()
+
+
 def _record(
     subject: Subject,
     open_loader: OpenLoader,
@@ -136,16 +159,18 @@ def _record(
 
 
 def _find_equal(draws: Sequence[_Draw]) -> Iterator[Fault]:
-    """Find equal draws of two workers in an epoch, or of two epochs."""
+    """Find equal values of two workers in an epoch, or of two epochs. Only equal items repeat an epoch."""
     pairs = ((a, b) for at, b in enumerate(draws) for a in draws[:at])
-    for (a, b), name in product(pairs, LIBRARIES):
-        if a.values[name] != b.values[name]:
+    for (a, b), name in product(pairs, draws[0].values):
+        is_other_item = name == ITEM and a.epoch != b.epoch and a.item != b.item
+        if a.values[name] != b.values[name] or is_other_item:
             continue
+        where = "in an item" if name == ITEM else f"from {name}"
         if a.epoch != b.epoch:
-            reason = f"epoch {b.epoch} draws from {name} what epoch {a.epoch} drew"
+            reason = f"epoch {b.epoch} draws {where} what epoch {a.epoch} drew"
             yield Fault(NEW_IN_EPOCHS[name], reason, (a.show(name), b.show(name)))
         elif a.worker != b.worker:
-            reason = f"workers {a.worker} and {b.worker} draw the same from {name}"
+            reason = f"workers {a.worker} and {b.worker} draw the same {where}"
             yield Fault(NEW_IN_WORKERS[name], reason, (a.show(name), b.show(name)))
 
 
@@ -160,46 +185,6 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
             if draw.values[name] != other.values[name]:
                 reason = f"two runs with equal seeds draw different numbers from {name}"
                 yield Fault(REPEATABLE, reason, (draw.show(name), other.show(name)))
-
-
-def check_dataset(
-    subject: Subject, make_dataset: MakeDataset, open_loader: OpenLoader
-) -> SubjectReport:
-    """Load a dataset of equal samples, whose items differ only by random numbers."""
-    log = PropertyLog(subject.name, DATASET_PROPERTIES)
-    seed_generators(_SEED)
-    with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
-        dataset = make_dataset(_equal_samples())
-        if len(dataset) != _NUM_ITEMS:
-            raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
-        items = ComputedItems(len(dataset), partial(_label, dataset))
-        draws = _record(subject, open_loader, items, ["text"])
-    if len({draw.values["text"] for draw in draws}) == 1:
-        raise subject.returned(
-            "equal items for equal samples: it draws no random numbers",
-            "a dataset whose items are random",
-        )
-    log.judge(DATASET_PROPERTIES, _find_equal_items(draws))
-    return log.report()
-
-
-def _find_equal_items(draws: Sequence[_Draw]) -> Iterator[Fault]:
-    """Find equal items of two workers in an epoch, and items that are the same in two epochs."""
-    first, second = (
-        {draw.item: draw for draw in draws if draw.epoch == epoch} for epoch in range(_NUM_EPOCHS)
-    )
-    by_text: dict[object, _Draw] = {}
-    for _, draw in sorted(first.items()):
-        text = draw.values["text"]
-        other = by_text.setdefault(text, draw)
-        if other.worker != draw.worker:
-            reason = f"items {other.item} and {draw.item}, of workers {other.worker} and {draw.worker}, are equal"
-            yield Fault(ITEMS_DIFFER, reason, (f"both: {text:.160}",))
-    same = [at for at in first if at in second and first[at].values == second[at].values]
-    for at in same[:1]:
-        reason = f"items {list_numbers(same)} are the same in epochs 0 and 1"
-        shown = f"item {at} in both: {first[at].values['text']:.160}"
-        yield Fault(ITEMS_NEW_IN_EPOCHS, reason, (shown,))
 
 
 def _equal_samples() -> list[Feature]:
