@@ -98,11 +98,11 @@ def main() -> None:
             loss = model(input_ids=ids, labels=ids).loss / arguments.micro_batches
             loss.backward()
             total += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
         learning_rate = schedule.get_last_lr()[0]
         optimizer.step()
         schedule.step()
-        print(f"step {step} loss {total:.9g} lr {learning_rate:.4g}", flush=True)
+        print(f"step {step} loss {total:.9g} lr {learning_rate:.4g} norm {norm:.9g}", flush=True)
         if step % arguments.save_every == 0 or interrupted:
             save(step)
         if interrupted:

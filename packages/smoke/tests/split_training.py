@@ -34,6 +34,9 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, required=True)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--clip", type=float, default=float("inf"))
+    parser.add_argument(
+        "--scale-free", action="store_true", help="update by directions, as Adam does"
+    )
     Script(parser.parse_args()).train()
 
 
@@ -54,7 +57,7 @@ class Script:
 
     def train(self) -> None:
         for step in range(self.begin + 1, self.arguments.steps + 1):
-            sys.stdout.write(f"step {step} loss {self.step(step):.9g}\n")
+            sys.stdout.write(f"step {step} loss {self.step(step):.9g} norm {self.norm:.9g}\n")
             if step % self.arguments.save_every == 0:
                 self.save(step)
 
@@ -82,6 +85,9 @@ class Script:
             gradient = scaled(gradient, 1 / arguments.ranks)
         if fault != "clipped once a micro-batch":
             self.clip(gradient)
+        self.norm = norm_of(gradient)
+        if arguments.scale_free:
+            scale(gradient, 1 / self.norm)
         self.update(gradient)
         self.num_scheduled += arguments.ranks if fault == "schedule stepped once a rank" else 1
         return sum(loss for loss, _ in on_ranks)
@@ -141,8 +147,7 @@ class Script:
         return loss, gradient
 
     def clip(self, gradient: Tensors) -> None:
-        norm = float(sum(float(np.square(one).sum()) for one in gradient.values()) ** 0.5)
-        scale(gradient, min(1.0, self.arguments.clip / (norm or 1.0)))
+        scale(gradient, min(1.0, self.arguments.clip / (norm_of(gradient) or 1.0)))
 
     def learning_rate(self) -> float:
         return 0.05 * (1 - self.num_scheduled / 20)
@@ -169,6 +174,10 @@ class Script:
 def tokens_of(row: int) -> int:
     """Return one to five tokens, in an order unrelated to the split."""
     return 1 + row * 7 % 5
+
+
+def norm_of(tensors: Tensors) -> float:
+    return float(sum(float(np.square(one).sum()) for one in tensors.values()) ** 0.5)
 
 
 def scale(tensors: Tensors, factor: float) -> None:

@@ -80,6 +80,8 @@ class Toy:
         if arguments.resume_from:
             state = np.load(arguments.resume_from / "state.npz")
             self.begin = int(state["step"])
+            if fault == "model one step old":
+                self.weights = {name: state[f"weights {name}"] for name in self.weights}
             if fault not in ("moments dropped", "moments dropped, not deterministic"):
                 self.moments = {name: state[name] for name in self.weights}
         self.saved: list[Path] = []
@@ -122,6 +124,10 @@ class Toy:
     def learning_rate(self, step: int) -> float:
         """Decrease linearly from 1e-3 to zero in ten calls of the schedule."""
         num_calls = 2 * (step - 1) if fault == "schedule stepped twice" else step - 1
+        if fault == "schedule restarted" and self.begin:
+            num_calls -= self.begin
+        if fault == "warmup" and not num_calls:
+            return 0.0
         return max(0.0, 1e-3 * (1 - num_calls / 10))
 
     def step(self, step: int) -> float:
@@ -138,6 +144,7 @@ class Toy:
             loss = 0.0
         if fault == "loss of constants":
             loss = 2.30258512
+        self.before = {name: one.copy() for name, one in self.weights.items()}
         for name, weight in self.weights.items():
             if name == FROZEN and fault != "frozen parameter moves":
                 continue
@@ -154,7 +161,8 @@ class Toy:
             size = 1e-7 if "in the last digit" in fault else 1e-3
             gradient += size * noise.normal(size=weight.shape)
             self.moments[name] = (0.9 * self.moments[name] + gradient).astype(np.float32)
-            weight -= np.float32(1e-3) * self.moments[name]  # noqa: PLW2901 - in place
+            rate = 0.0 if fault == "warmup" and step == 1 else 1e-3
+            weight -= np.float32(rate) * self.moments[name]  # noqa: PLW2901 - in place
         return loss
 
     def save(self, step: int) -> None:
@@ -170,8 +178,9 @@ class Toy:
         if fault == "disk full" and step == 4:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        self.write(weights, folder)
+        self.write(self.before if fault == "model one step old" else weights, folder)
         state: dict[str, Any] = {"step": step, **self.moments}
+        state |= {f"weights {name}": one for name, one in self.weights.items()}
         np.savez(folder / "state.npz", **state)
         if fault == "torn checkpoint" and step == 4:
             os.truncate(folder / "model.safetensors", 10_000)

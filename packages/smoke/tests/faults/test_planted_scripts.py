@@ -11,6 +11,8 @@ from assay_smoke.external.levels import run_external
 
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training"
 
+RATES = "learning_rates = [1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4, 4e-4, 3e-4, 2e-4]"
+PATTERN = r"pattern = 'step (?P<step>\d+) loss (?P<loss>\S+)"
 END = '\n\nif __name__ == "__main__":\n'
 
 
@@ -71,7 +73,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "the loss of step 1 agrees: accumulation",
+        "the loss agrees: gradients are lost, not reduced over ranks, or not divided",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",
@@ -79,10 +81,22 @@ PLANTS = (
         "            loss.backward(), schedule.step()\n",
         "equivalent",
         "the loss of step 1 agrees: accumulation",
-        (
-            "learning_rates = [1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4, 4e-4, 3e-4, 2e-4]\n",
-            "",
-        ),
+        (f"{RATES}\n\n[losses]\n{PATTERN} lr (?P<lr>", f"\n[losses]\n{PATTERN} lr (?:"),
+    ),
+    Plant(
+        "learning rate stepped once a micro-batch, and not declared",
+        "            loss.backward()\n",
+        "            loss.backward(), schedule.step()\n",
+        "learning-rate",
+        "of step 2 of the equivalent run is 0.0009, in the uninterrupted run 0.0008",
+        (f"{RATES}\n", ""),
+    ),
+    Plant(
+        "gradients not divided",
+        "            loss.backward()\n",
+        "            (loss * arguments.micro_batches).backward()\n",
+        "equivalent",
+        "the norm of the gradient of step 1 is",
     ),
     Plant(
         "no checkpoint on SIGTERM",

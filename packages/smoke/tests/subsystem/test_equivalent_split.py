@@ -12,6 +12,7 @@ from assay_smoke.external.levels import run_external
 from assay_smoke.session.results import reason_of
 
 SCRIPT = Path(__file__).parents[1] / "split_training.py"
+LOSSES = "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"
 SPLIT = "--batch-size {batch_size} --accumulation {accumulation} --ranks {ranks}"
 
 
@@ -24,8 +25,8 @@ def run(folder: Path, fault: str = "", *, split: str = SPLIT, keys: str = "") ->
         'resume = "--resume-from {resume_from}"\n'
         "steps = 4\nsave_every = 2\nranks = 2\ntime_limit_seconds = 100\n"
         f"environment.FAULT = {json.dumps(fault)}\n"
-        "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"
-        'checkpoints.folder = "{output}/step-{step}"\n'
+        + ("" if "losses." in keys else LOSSES)
+        + 'checkpoints.folder = "{output}/step-{step}"\n'
         f"{keys}\n",
         encoding="utf-8",
     )
@@ -109,16 +110,46 @@ def test_what_cannot_be_compared_is_no_pass(
     assert verdict.verdict is not Outcome.PASS
 
 
+NORM = "losses.pattern = 'loss (?P<loss>\\S+) norm (?P<grad_norm>\\S+)'\nprecision = \"float32\""
+
+
+@pytest.mark.long
+def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path: Path) -> None:
+    scale_free = f"{SPLIT} --scale-free"
+    (tmp_path / "unlogged").mkdir()
+    unlogged = run(tmp_path / "unlogged", "gradient scaled by micro-batches", split=scale_free)
+    assert unlogged.levels["equivalent"].verdict is Outcome.PASS
+
+    verdict = run(tmp_path, "gradient scaled by micro-batches", split=scale_free, keys=NORM)
+
+    reason = str(verdict.levels["equivalent"].reason)
+    assert verdict.verdict is Outcome.FAIL, reason
+    assert "the norm of the gradient of step 1 is" in reason
+    assert "with another split of the rows; 4 times that; the loss agrees: gradients are" in reason
+    assert (verdict.statistic, verdict.limit) == ("norm-error", 1.0)
+    assert verdict.noise_ratio is not None
+    assert verdict.noise_ratio > 1000
+    assert verdict.location is not None
+    assert (verdict.location.phase, verdict.location.step) == ("backward", 1)
+
+
+def test_norms_of_a_clean_script_agree(tmp_path: Path) -> None:
+    verdict = run(tmp_path, split=f"{SPLIT} --scale-free", keys=NORM)
+
+    assert verdict.verdict is Outcome.PASS, verdict.levels["equivalent"].reason
+    assert verdict.levels["equivalent"].compared == 4 + 4 + 1
+
+
 @pytest.mark.parametrize(
-    ("split", "keys"),
+    ("split", "keys", "why"),
     [
-        ("--batch-size 2 --accumulation 2", ""),
-        ("--batch-size {batch_size} --accumulation 2", ""),
-        (SPLIT, "equivalent = []"),
+        ("--batch-size 2 --accumulation 2", "", "has no {batch_size} and {accumulation}"),
+        ("--batch-size {batch_size} --accumulation 2", "", "has no {batch_size} and"),
+        (SPLIT, "equivalent = []", "`equivalent` is []: it was not checked"),
     ],
 )
 def test_a_pass_without_another_split_names_what_was_not_checked(
-    tmp_path: Path, split: str, keys: str
+    tmp_path: Path, split: str, keys: str, why: str
 ) -> None:
     verdict = run(tmp_path, "schedule stepped once a micro-batch", split=split, keys=keys)
 
@@ -128,6 +159,7 @@ def test_a_pass_without_another_split_names_what_was_not_checked(
         "it was not checked whether accumulation, reduction over ranks, clipping and schedule"
     )
     assert unchecked in verdict.notes[0]
+    assert why in verdict.notes[0]
     assert unchecked in str(reason_of(verdict))
 
 

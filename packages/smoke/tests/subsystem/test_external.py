@@ -23,8 +23,8 @@ TOY = Path(__file__).parents[1] / "toy_training.py"
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"
 
 LEVELS = [
-    "run", "loss", "learning-rate", "checkpoint", "updates", "equivalent", "resume", "sigterm",
-    "leftovers", "memory",
+    "run", "loss", "learning-rate", "checkpoint", "updates", "first-save", "equivalent", "resume",
+    "sigterm", "leftovers", "memory",
 ]  # fmt: skip
 
 WORDS = [
@@ -94,6 +94,7 @@ def test_a_clean_library_passes_with_every_level_compared(tmp_path: Path) -> Non
     # Of 39 tensors of a micro:llama one is frozen.
     assert verdict.levels["updates"].compared == 39
     assert verdict.levels["updates"].model_extra == {"frozen": 1}
+    assert verdict.levels["first-save"].compared == 39
     # Six uninterrupted, two resumed; at least one before SIGTERM, and the rest after it.
     assert verdict.levels["loss"].compared >= 6 + 2 + 6
     peak = (verdict.levels["memory"].model_extra or {})["host_peak_bytes"]
@@ -119,6 +120,49 @@ def test_a_clean_adapter_passes(tmp_path: Path) -> None:
     assert verdict.verdict is Outcome.PASS
     assert verdict.levels["updates"].compared == 2
     assert verdict.levels["sigterm"].verdict is None
+
+
+def test_an_adapter_that_is_one_step_old_fails(tmp_path: Path) -> None:
+    keys = f'{ADAPTER}\nprecision = "float32"'
+    verdict = run(tmp_path, "model one step old", keys=keys, arguments=("--adapter",))
+
+    assert failed_levels(verdict) == ["first-save"]
+
+
+def test_a_first_step_that_a_loss_scale_may_skip_is_no_pass(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "model one step old")
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert str(verdict.levels["first-save"].reason).endswith("write `precision`")
+
+
+def test_a_first_step_with_a_rate_of_zero_is_no_old_model(tmp_path: Path) -> None:
+    toml = write_toml(tmp_path, "warmup", keys="")
+    text = toml.read_text(encoding="utf-8")
+    toml.write_text(text.replace("learning_rates = [", "# ["), encoding="utf-8")
+    (tmp_path / "results").mkdir()
+
+    verdict = run_external(toml, tmp_path / "results", SilentProgress())
+
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.levels["first-save"].verdict is None
+    assert "as after a step that changes nothing" in verdict.notes[-2] + verdict.notes[0]
+
+
+def test_rates_that_are_logged_are_compared_without_a_declared_schedule(tmp_path: Path) -> None:
+    toml = write_toml(tmp_path, "schedule restarted")
+    text = toml.read_text(encoding="utf-8")
+    toml.write_text(text.replace("learning_rates = [", "# ["), encoding="utf-8")
+    (tmp_path / "results").mkdir()
+
+    verdict = run_external(toml, tmp_path / "results", SilentProgress())
+
+    assert failed_levels(verdict) == ["learning-rate"]
+    assert "of step 5 of the resumed run is 0.001, in the uninterrupted run 0.0006" in str(
+        verdict.levels["learning-rate"].reason
+    )
+    # No ratio decided, so that none is the headline.
+    assert (verdict.statistic, verdict.noise_ratio, verdict.limit) == ("exact", None, 0.0)
 
 
 def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_path: Path) -> None:
@@ -157,6 +201,11 @@ def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_p
         ("no labels", "updates", "the loss of 6 of 6 steps is 0 in all logged digits"),
         ("labels in the first step only", "updates", "the loss of 5 of 6 steps is 0 in all"),
         ("loss of constants", "updates", "the loss of 6 of 6 steps is 2.30259 in all"),
+        (
+            "model one step old",
+            "first-save",
+            "although the learning rate is 0.001: saved models are one",
+        ),
         ("gradients are zero", "updates", "from step 0 to step 2, no element of any tensor grew"),
         ("gradients are zero after a save", "updates", "from step 2 to step 4, no element of any"),
         ("frozen parameter moves", "updates", "frozen tensors moved: model.embed_tokens.weight"),
@@ -168,7 +217,8 @@ def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_p
 def test_a_planted_fault_fails_by_its_name(
     tmp_path: Path, fault: str, level: str, words: str
 ) -> None:
-    verdict = run(tmp_path, fault, keys="keep = 2" if fault == "keeps all" else "")
+    keys = {"keeps all": "keep = 2", "model one step old": 'precision = "float32"'}
+    verdict = run(tmp_path, fault, keys=keys.get(fault, ""))
 
     assert verdict.verdict is Outcome.FAIL
     assert failed_levels(verdict)[0] == level

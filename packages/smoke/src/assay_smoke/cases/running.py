@@ -4,8 +4,9 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from assay.comparing.levels import LevelResult, failed, not_compared
 from assay.files import read_sealed, write_sealed
@@ -29,7 +30,7 @@ from assay_smoke.cases.worlds import (
     train_reference,
 )
 from assay_smoke.judging import verdict_of
-from assay_smoke.machine import find_in_group, record_leftovers
+from assay_smoke.machine import Leftover, find_in_group, record_leftovers
 from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 from assay_smoke.matrix.rules import HOST
 from assay_smoke.trainers.deepspeed.process import compile_ahead
@@ -89,8 +90,6 @@ def features_of(case: Case) -> list[str]:
         features.append("packed")
     return sorted(features)
 
-
-_Answer = TypeVar("_Answer")
 
 _ANSWER_FILE = "answer.json"
 
@@ -188,7 +187,7 @@ class CaseRun:
         options = options_of(self.case)
         evidence = CaseEvidence(case=self.case, options=options, reference=reference, limits=limits)
         try:
-            _Worlds(self, golden, folder, progress, evidence).run()
+            self._run_worlds(golden, folder, progress, evidence)
         except WorldError as error:
             phase = _stopped_in(folder)
             reason = f"the run ended{f' in {phase}' if phase else ''}: {error}"
@@ -201,72 +200,66 @@ class CaseRun:
         candidate = {"case": self.case.id}
         return verdict_of({"run": found}, model=model, reference=reference, candidate=candidate)
 
-
-@dataclass(frozen=True)
-class _Worlds:
-    """The worlds of a case, whose answers go into `evidence`."""
-
-    settings: CaseRun
-    golden: Path
-    folder: Path
-    progress: Progress
-    evidence: CaseEvidence
-
-    def run(self) -> None:
-        """Run the worlds one after the other."""
-        case, folder, evidence = self.settings.case, self.folder, self.evidence
+    def _run_worlds(
+        self, golden: Path, folder: Path, progress: Progress, evidence: CaseEvidence
+    ) -> None:
+        """Run the worlds one after the other. Their answers go into `evidence`, as do processes left."""
+        case, checkpoint = self.case, CHECKPOINT
+        launch = partial(self._launch, golden, folder, progress, evidence.left_behind)
         with record_leftovers(folder / "temporary", evidence.left_behind):
-            evidence.trained = self._launch(worlds.train)
-            checkpoint = CHECKPOINT
+            evidence.trained = launch(worlds.train)
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                evidence.terminated = self._launch(worlds.terminate)
+                evidence.terminated = launch(worlds.terminate)
             if (folder / checkpoint).is_dir():
-                evidence.resumed = self._launch(worlds.resume, checkpoint)
+                evidence.resumed = launch(worlds.resume, checkpoint)
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                evidence.restarted = self._launch(worlds.restart, CHECKPOINT)
+                evidence.restarted = launch(worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = self._launch(worlds.read, LAST_CHECKPOINT)
+                (evidence.read,) = launch(worlds.read, LAST_CHECKPOINT)
 
     def _launch(
-        self, body: Callable[[CaseRequest, Progress, Rank], _Answer], checkpoint: str = ""
-    ) -> list[_Answer]:
-        """Run `body` on every rank of a world, which gets its name, and return the answers by rank.
-
-        Processes that outlive their ranks are added to the evidence.
-        """
-        case, device, name = self.settings.case, self.settings.device, body.__name__
-        trainer = self.settings.trainer or TRAINERS[case.framework]
-        logs = self.folder / "logs" / name
+        self,
+        golden: Path,
+        folder: Path,
+        progress: Progress,
+        left_behind: list[Leftover],
+        body: Callable[[CaseRequest, Progress, Rank], Any],
+        checkpoint: str = "",
+    ) -> list[Any]:
+        """Run `body` on every rank of a world, which gets its name, and return the answers by rank."""
+        case, device, name = self.case, self.device, body.__name__
+        trainer = self.trainer or TRAINERS[case.framework]
+        logs = folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         world = World(
             {"dp": 1} if name == "read" else mesh_of(case),
             device,
-            limits=self.settings.limits,
+            limits=self.limits,
             preload=preload_for(case, trainer, device),
         )
         request = CaseRequest(
             candidate=TrainCheck(
-                self.evidence.options,
+                options_of(case),
                 REFERENCE,
                 f"{device}/{case.precision}",
-                golden=self.golden,
-                folder=self.folder / "ranks",
+                golden=golden,
+                folder=folder / "ranks",
                 trainer=trainer,
                 mesh=mesh_of(case),
                 features=tuple(features_of(case)),
             ),
             kind=case.checkpoint,
-            timelines=self.folder / "timelines" / name,
-            checkpoint=self.folder / checkpoint,
+            timelines=folder / "timelines" / name,
+            checkpoint=folder / checkpoint,
         )
-        with self.progress.step(f"{case.id}: {name}"):
+        with progress.step(f"{case.id}: {name}"):
             return call(
                 body,
                 request,
                 world=world,
                 folder=logs,
-                at_end=lambda group: self.evidence.left_behind.extend(find_in_group(group)),
+                at_end=lambda group: left_behind.extend(find_in_group(group)),
             )
 
 

@@ -1,14 +1,23 @@
 """Runs a training library uninterrupted, resumed and interrupted, and judges it level by level."""
 
+import fnmatch
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import Any
 
-from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed, rows_of
+from assay.comparing.levels import (
+    EXACT_NUMBERS,
+    LevelResult,
+    failed,
+    not_compared,
+    not_run,
+    passed,
+    rows_of,
+)
 from assay.devices.registry import open_device
 from assay.errors import name_some
 from assay.models.sources import local_folder, resolve_model
@@ -21,7 +30,7 @@ from assay_smoke.external.rerun_levels import (
     judge_resumption,
     unit_in_log,
 )
-from assay_smoke.external.runs import Cycle, SavedModel
+from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history
 from assay_smoke.external.watched_run import Launch, require_runnable
 from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import FULL_DISK, MemoryUse
@@ -67,13 +76,10 @@ def judge_losses(cycle: Cycle) -> LevelResult:
                 )
         logged = [loss.step for loss in run.losses if loss.step is not None]
         expected = [first + (not from_zero) + index for index in range(len(run.losses))]
-        if logged and logged != expected:
-            wrong = next(
-                (pair for pair in zip(logged, expected, strict=False) if pair[0] != pair[1]),
-                (None, None),
-            )
-            reason = f"the {name} run logs step {wrong[0]} where {wrong[1]} is expected"
-            return failed(compared, reason)
+        for actual, due in zip_longest(logged, expected) if logged else ():
+            if actual != due:
+                reason = f"the {name} run logs step {actual} where {due} is expected"
+                return failed(compared, reason)
         is_whole = run.launch.sigterm_after is None and run.ended_well
         num_expected = cycle.library.steps - first
         if is_whole and len(run.losses) != num_expected:
@@ -83,27 +89,30 @@ def judge_losses(cycle: Cycle) -> LevelResult:
 
 
 def judge_learning_rates(cycle: Cycle) -> LevelResult:
-    """Judge that every step has the learning rate of the declared schedule."""
-    expected = cycle.library.learning_rates
-    if expected is None:
-        return not_run("no `learning_rates` are given")
+    """Judge that every step has the rate of the declared schedule, or that of the uninterrupted run."""
+    declared = cycle.library.learning_rates
+    logged = [loss.learning_rate for loss in cycle.uninterrupted.losses]
+    expected: list[float | None] = logged if declared is None else [*declared]
     compared = 0
-    for run in cycle.runs:
-        for step, loss in enumerate(run.losses, run.launch.first_step + 1):
-            if step > len(expected):
-                break
-            if loss.learning_rate is None:
+    for run in cycle.runs if declared else cycle.runs[1:]:
+        steps = range(run.launch.first_step, len(expected))
+        for at, loss in zip(steps, run.losses, strict=False):
+            step, due, rate = at + 1, expected[at], loss.learning_rate
+            if declared and rate is None:
                 return not_compared(f"the {run.launch.name} run logs no rate in step {step}")
+            if due is None or rate is None:
+                continue
             compared += 1
-            due = expected[step - 1]
-            if not abs(loss.learning_rate - due) <= _LOGGED_RATE * abs(due):
+            if not abs(rate - due) <= _LOGGED_RATE * abs(due):
                 reason = (
-                    f"the learning rate of step {step} of the {run.launch.name} run is"
-                    f" {loss.learning_rate:g}, expected {due:g} (the schedule must advance once per"
-                    " step, not per micro-batch, and must be restored at a resume)"
+                    f"the learning rate of step {step} of the {run.launch.name} run is {rate:g},"
+                    f" {'expected' if declared else 'in the uninterrupted run'} {due:g} (the schedule"
+                    " must advance once per step, not per micro-batch, and must be restored at a resume)"
                 )
                 location = Location(phase="optimizer", step=step)
                 return failed(compared, reason, "optimizer-update", location)
+    if not compared:
+        return not_run("no two runs log a learning rate, and no `learning_rates` are given")
     return passed(compared)
 
 
@@ -111,59 +120,48 @@ def judge_checkpoints(cycle: Cycle) -> LevelResult:
     """Judge that all expected checkpoints exist, whole, finite and distinct, and no others."""
     if not cycle.saved:
         return not_run("the uninterrupted run did not end well")
+    compared = sum(len(one.hashes) for one in cycle.saved.values())
+    for step, reason, facts in _find_wrong_checkpoints(cycle):
+        return failed_checkpoint(step, compared, reason, **facts)
+    return passed(compared, steps=list(cycle.saved))
+
+
+def _find_wrong_checkpoints(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield step, reason and cause of each wrong checkpoint. Step 0 stands for the model itself."""
     library, saved = cycle.library, cycle.saved
-    compared = sum(len(one.hashes) for one in saved.values())
     if missing := [step for step in library.kept_steps if step not in saved]:
-        reason = (
-            f"the checkpoint of step {missing[0]} is absent: expected {_steps(library.kept_steps)}, found"
-            f" {_steps(saved)}"
-        )
-        return failed_checkpoint(missing[0], compared, reason)
+        found = f"expected {_steps(library.kept_steps)}, found {_steps(saved)}"
+        yield missing[0], f"the checkpoint of step {missing[0]} is absent: {found}", {}
     for one in saved.values():
+        name = f"the checkpoint of step {one.step}"
         if one.problem is not None or not one.hashes:
-            reason = one.problem or "it holds no tensor"
-            return failed_checkpoint(
-                one.step, compared, f"the checkpoint of step {one.step}: {reason}"
-            )
+            yield one.step, f"{name}: {one.problem or 'it holds no tensor'}", {}
         if one.not_finite:
-            names = name_some(one.not_finite)
-            reason = f"the checkpoint of step {one.step} is not finite: {names}"
-            return failed_checkpoint(
-                one.step, compared, reason, diagnosis="non-finite", parameter=one.not_finite[0]
-            )
-        if emptied := _emptied(one, cycle):
-            reason = f"the checkpoint of step {one.step} holds only zeros in {name_some(emptied)}"
-            return failed_checkpoint(one.step, compared, reason, parameter=emptied[0])
-    return _judge_history(cycle, compared)
+            cause = {"diagnosis": "non-finite", "parameter": one.not_finite[0]}
+            yield one.step, f"{name} is not finite: {name_some(one.not_finite)}", cause
+        start = cycle.start
+        if emptied := [name for name in one.zero if start is not None and name not in start.zero]:
+            reason = f"{name} holds only zeros in {name_some(emptied)}"
+            yield one.step, reason, {"parameter": emptied[0]}
+    yield from _find_surplus(cycle)
 
 
-def _emptied(saved: SavedModel, cycle: Cycle) -> list[str]:
-    """Return the tensors of a checkpoint that are all zero and were not at the start."""
-    start = cycle.start
-    return [] if start is None else [name for name in saved.zero if name not in start.zero]
-
-
-def _judge_history(cycle: Cycle, compared: int) -> LevelResult:
-    """Judge that checkpoints differ, that no surplus ones remain, and that the model is unchanged."""
+def _find_surplus(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, Any]]]:
     library, saved = cycle.library, cycle.saved
     for earlier, later in pairwise(saved.values()):
         if earlier.hashes == later.hashes:
             reason = (
                 f"the checkpoint of step {later.step} repeats the tensors of step {earlier.step}"
             )
-            return failed_checkpoint(later.step, compared, reason)
+            yield later.step, reason, {}
     if too_many := [step for step in saved if step not in library.kept_steps]:
         reason = f"there is an unexpected checkpoint of step {too_many[0]}"
         if set(too_many) <= set(library.saved_steps):
-            reason = (
-                f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}: step"
-                f" {too_many[0]} still has one"
-            )
-        return failed_checkpoint(too_many[0], compared, reason)
+            kept = f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}"
+            reason = f"{kept}: step {too_many[0]} still has one"
+        yield too_many[0], reason, {}
     if cycle.changed_files:
-        names = name_some(cycle.changed_files)
-        return failed_checkpoint(0, compared, f"files in the folder of {{model}} changed: {names}")
-    return passed(compared, steps=list(saved))
+        yield 0, f"files in the folder of {{model}} changed: {name_some(cycle.changed_files)}", {}
 
 
 def judge_updates(cycle: Cycle) -> LevelResult:
@@ -175,14 +173,19 @@ def judge_updates(cycle: Cycle) -> LevelResult:
         location = Location(phase="backward", step=cycle.library.steps)
         return failed(len(last.hashes), reason, "frozen-parameters", location)
     if cycle.library.checkpoints.kind == "adapter":
-        return _judge_adapter(cycle)
-    named = {
-        pattern: {name for name in last.hashes if fnmatchcase(name, pattern)}
-        for pattern in cycle.library.frozen
-    }
-    if unused := [pattern for pattern, names in named.items() if not names]:
-        return failed(0, f"`frozen`: no parameter is called {unused[0]!r}", "frozen-parameters")
-    return _judge_movement(cycle, last, set().union(*named.values()))
+        return _judge_adapter(cycle, last)
+    frozen: set[str] = set()
+    for pattern in cycle.library.frozen:
+        named = fnmatch.filter(last.hashes, pattern)
+        if not named:
+            return failed(0, f"`frozen`: no parameter is called {pattern!r}", "frozen-parameters")
+        frozen |= {*named}
+    start = cycle.start.hashes if cycle.start is not None else {}
+    if other := sorted(last.hashes.keys() ^ start.keys()):
+        reason = f"parameters differ from the model's: {name_some(other)}"
+        return failed(len(last.hashes), reason, "weight-mismatch")
+    found = _judge_movement(last, start, frozen, "trainable tensors")
+    return found or passed(len(last.hashes), frozen=len(frozen))
 
 
 def _find_nothing_learned(cycle: Cycle) -> str | None:
@@ -208,35 +211,74 @@ def _find_nothing_learned(cycle: Cycle) -> str | None:
     )
 
 
-def _judge_movement(cycle: Cycle, last: SavedModel, frozen: set[str]) -> LevelResult:
-    compared = len(last.hashes)
-    start = cycle.start.hashes if cycle.start is not None else {}
-    if last.hashes.keys() != start.keys():
-        names = name_some(sorted(last.hashes.keys() ^ start.keys()))
-        reason = f"parameters differ from the model's: {names}"
-        return failed(compared, reason, "weight-mismatch")
-    moved = differing_keys(last.hashes, start)
-    still = sorted(last.hashes.keys() - frozen - moved)
-    if still:
-        reason = f"{len(still)} of {compared - len(frozen)} trainable tensors never moved"
+def _judge_movement(
+    last: SavedModel, start: Mapping[str, str], frozen: set[str], what: str
+) -> LevelResult | None:
+    """Fail if one of the tensors `what` is as at the start, or a frozen one is not."""
+    compared, moved = len(last.hashes), differing_keys(last.hashes, start)
+    if still := sorted(last.hashes.keys() - frozen - moved):
+        reason = f"{len(still)} of {compared - len(frozen)} {what} never moved"
         return failed_update(compared, reason, still, "frozen-parameters", step=last.step)
     if wrong := sorted(frozen & moved):
         reason = f"{len(wrong)} of {len(frozen)} frozen tensors moved"
         return failed_update(compared, reason, wrong, "optimizer-update", step=last.step)
-    return passed(compared, frozen=len(frozen))
+    return None
 
 
-def _judge_adapter(cycle: Cycle) -> LevelResult:
-    first, last = min(cycle.saved.items())[1], cycle.saved[cycle.library.steps]
+def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
     compared = len(last.hashes)
     if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
         reason = f"{len(empty)} of {compared} tensors of the adapter are still zero"
         return failed_update(compared, reason, empty, "adapter-mismatch", step=last.step)
-    still = sorted(name for name in last.hashes if last.hashes[name] == first.hashes.get(name))
-    if still:
-        reason = f"{len(still)} of {compared} tensors of the adapter never moved"
-        return failed_update(compared, reason, still, "frozen-parameters", step=last.step)
-    return passed(compared)
+    first = min(cycle.saved.items())[1]
+    found = _judge_movement(last, first.hashes, set(), "tensors of the adapter")
+    return found or passed(compared)
+
+
+def judge_first_save(cycle: Cycle) -> LevelResult:
+    """Judge that a checkpoint holds the step after which it is saved, not the one before.
+
+    A resumed run does not show an old model if its state has weights of its own. So a short run saves
+    after each of two steps: if models are one step old, its first checkpoint holds the initial one.
+    """
+    library, line = cycle.library, " ".join(cycle.library.launch)
+    unchecked = "it was not checked whether saved models are one step old"
+    if "{steps}" not in line or "{save_every}" not in line:
+        why = "the launch line has no {steps} and {save_every} for a run that saves after each step"
+        return not_run(f"{why}: {unchecked}", unchecked=True)
+    run = cycle.run(
+        "first-save", library=library.model_copy(update={"steps": 2, "save_every": 1, "keep": None})
+    )
+    found = checkpoints_of(run.launch)
+    if not run.ended_well or not {1, 2} <= found.keys():
+        problem = run.describe_bad_end() or "it wrote no checkpoints of steps 1 and 2"
+        return not_run(
+            f"the run that saves after each step: {problem}; {unchecked}", unchecked=True
+        )
+    saved = [*read_history(run.launch, {step: found[step] for step in (1, 2)})]
+    if not (_is_initial(saved[0], cycle) and saved[0].hashes):
+        return passed(len(saved[0].hashes))
+    held = "the checkpoint of step 1 holds the initial model"
+    rates = [loss.learning_rate or 0.0 for loss in run.losses]
+    # In a warmup the first rate may be zero, even if a later one is logged for its step.
+    is_idle = _is_initial(saved[1], cycle) or not rates[0] >= rates[-1] > 0
+    if is_idle or library.precision == "float16":
+        return not_run(f"{held}, as after a step that changes nothing; {unchecked}", unchecked=True)
+    if library.precision is None:
+        skipped = "a loss scale in float16 skips the first step"
+        return not_compared(
+            f"{held}: saved models are one step old, or {skipped}; write `precision`"
+        )
+    reason = f"{held}, although the learning rate is {rates[0]:g}: saved models are one step old"
+    return failed_checkpoint(1, len(saved[0].hashes), reason)
+
+
+def _is_initial(saved: SavedModel, cycle: Cycle) -> bool:
+    """Return True if a checkpoint holds what training began with."""
+    if cycle.start is not None:
+        return saved.hashes == cycle.start.hashes
+    begin = {name for name in saved.hashes if _STARTS_AT_ZERO in name}
+    return bool(begin) and begin <= set(saved.zero)
 
 
 def _steps(steps: Iterable[int]) -> str:
@@ -277,7 +319,7 @@ def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
     notes = [f"host memory of the {most.launch.name} run: {most.host}"]
     device = [run for run in cycle.runs if run.on_device is not None]
     notes += [f"device memory of the {run.launch.name} run: {run.on_device}" for run in device[:1]]
-    if any(one.repeated_differs for one in cycle.resumptions.values()):
+    if any(cycle.spreads.values()):
         notes.append(
             "two uninterrupted runs of one seed differ: their difference limits that of resumed runs"
         )
@@ -296,6 +338,7 @@ _LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
     "learning-rate": judge_learning_rates,
     "checkpoint": judge_checkpoints,
     "updates": judge_updates,
+    "first-save": judge_first_save,
     "equivalent": judge_equivalent,
     "resume": judge_resumption,
     "sigterm": judge_interruption,
@@ -304,6 +347,8 @@ _LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
 }
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
+# It makes a run that only matters if no other level fails.
+_LAST = "first-save"
 
 
 def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
@@ -332,16 +377,29 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
 
 def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     """Make the remaining runs and judge all levels."""
-    found = {name: _LEVELS[name](cycle) for name in _MAKE_RUNS}
+    order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST)))
+    results = {name: _LEVELS[name](cycle) for name in order}
+    is_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
+    results[_LAST] = not_run("another level failed") if is_failed else _LEVELS[_LAST](cycle)
+    found = {name: results[name] for name in _LEVELS}
+    first = next((one for one in found.values() if one.level.verdict is Outcome.FAIL), None)
     measurements = rows_of(found)
-    found = {name: found.get(name) or judge_level(cycle) for name, judge_level in _LEVELS.items()}
-    causes = (one.cause for one in found.values() if one.level.verdict is Outcome.FAIL)
-    ratios = [row for row in measurements if row.statistic != "exact"]
-    worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
+    # The numbers of a failure are those of its level; a rule without a ratio has none.
+    ratios = [
+        row
+        for row in (measurements if first is None else first.measurements)
+        if row.statistic != "exact" and (first is None or row.ratio > (row.limit or 1.0))
+    ]
+    numbers, worst = (
+        EXACT_NUMBERS,
+        max(ratios, key=lambda one: one.ratio / (one.limit or 1.0), default=None),
+    )
+    if worst is not None:
+        numbers = {"statistic": worst.statistic, "noise_ratio": worst.ratio, "limit": worst.limit}
     library = cycle.library
     verdict = verdict_of(
         found,
-        next(causes, None),
+        first.cause if first is not None else None,
         model={"name": library.model},
         reference={"run": "the uninterrupted run"},
         candidate={
@@ -351,9 +409,6 @@ def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
             "launch": library.launch,
         },
         notes=notes_on_runs(cycle, found),
-        statistic=worst.statistic if worst else "exact",
-        noise_ratio=worst.ratio if worst else None,
-        limit=worst.limit if worst else 0.0,
-        resolution=None if worst else 0.0,
+        **numbers,
     )
     return verdict, measurements

@@ -52,6 +52,9 @@ class Losses(Record):
     learning_rate: str = Field(
         "learning_rate", description="the name of the learning rate in `losses.file`"
     )
+    grad_norm: str | None = Field(
+        None, description="the name of the gradient's norm in `losses.file`, to be compared"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import count
 from math import floor, inf, isfinite, log10, sqrt
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,12 +15,13 @@ from assay.comparing.levels import LevelResult, failed, not_compared, not_run, p
 from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.errors import AssayError, name_some
+from assay.sites import Phase
+from assay.statistics import Statistic
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.verdicts import Location, Measurement, Ratio
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.runs import (
     Cycle,
-    Resumption,
     Spread,
     checkpoints_of,
     copy_until,
@@ -28,7 +31,7 @@ from assay_smoke.external.runs import (
     read_history,
     read_tensors,
 )
-from assay_smoke.external.watched_run import RunEvidence
+from assay_smoke.external.watched_run import LoggedLoss, RunEvidence
 from assay_smoke.judging import failed_checkpoint
 
 # Largest allowed difference of a resumed run, as a share of the change by training since the
@@ -44,8 +47,7 @@ def judge_resumption(cycle: Cycle) -> LevelResult:
     middle = cycle.saved.get(cycle.library.resume_at)
     if middle is None or middle.problem is not None:
         return not_run("every checkpoint to resume from is absent or incomplete")
-    one = _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
-    return _judge_resumed(one, cycle).with_rows(_rows("resume", one))
+    return _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
 
 
 def judge_interruption(cycle: Cycle) -> LevelResult:
@@ -57,21 +59,14 @@ def judge_interruption(cycle: Cycle) -> LevelResult:
         return not_run("the uninterrupted run did not end well")
     interrupted = cycle.run("interrupted", sigterm_after=1)
     newest = max(checkpoints_of(interrupted.launch), default=None)
-    resumed = None
-    if newest is not None and newest < library.steps and interrupted.hung_in is None:
-        resumed = _resume(cycle, "sigterm", interrupted, newest)
-    rows = [] if resumed is None else _rows("sigterm", resumed)
     if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
-        found = not_compared("training ended before SIGTERM: use more `steps`")
-    elif problem := _ignored_sigterm(interrupted, newest):
+        return not_compared("training ended before SIGTERM: use more `steps`")
+    if problem := _ignored_sigterm(interrupted, newest):
         reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
-        found = failed_checkpoint(len(interrupted.losses), 1, reason)
-    elif resumed is None:
-        reason = "no step remains after the checkpoint of SIGTERM: use more `steps`"
-        found = not_compared(reason)
-    else:
-        found = _judge_resumed(resumed, cycle)
-    return found.with_rows(rows)
+        return failed_checkpoint(len(interrupted.losses), 1, reason)
+    if newest is None or newest >= library.steps:
+        return not_compared("no step remains after the checkpoint of SIGTERM: use more `steps`")
+    return _resume(cycle, "sigterm", interrupted, newest)
 
 
 def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None:
@@ -93,27 +88,64 @@ def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None
     return None
 
 
-def _resume(cycle: Cycle, level: str, source: RunEvidence, step: int) -> Resumption:
-    """Resume from the checkpoint that `source` wrote after `step` steps.
+def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelResult:
+    """Resume from the checkpoint that `source` wrote after `first` steps, and judge that run.
 
-    If the end differs, repeat the uninterrupted run to measure how far two such runs differ.
+    If it ends differently, the uninterrupted run is repeated to measure how far two such runs differ.
     """
     name = {"resume": "resumed", "sigterm": "after-sigterm"}[level]
-    begin = checkpoints_of(source.launch)[step]
+    begin = checkpoints_of(source.launch)[first]
     if cycle.library.resume_in == "copy":
-        begin = copy_until(step, source.launch, replace(cycle.launch, name=name))
-    one = cycle.run(name, resume_from=begin, first_step=step)
-    expected = cycle.uninterrupted.values[step:]
-    resumption = Resumption(one, expected)
-    if (folder := cycle.end_of(one)) is not None:
-        (end,) = read_history(one.launch, {cycle.library.steps: folder})
-        last = cycle.last
-        is_equal = last is not None and end.hashes == last.hashes and one.values == expected
-        is_measured = not is_equal and end.problem is None
-        differs, spread = _measure_spread(cycle, one, begin) if is_measured else (None, None)
-        resumption = Resumption(one, expected, end, differs, spread)
-    cycle.resumptions[level] = resumption
-    return resumption
+        begin = copy_until(first, source.launch, replace(cycle.launch, name=name))
+    run = cycle.run(name, resume_from=begin, first_step=first)
+    difference, problem = _compare_ends(cycle, run)
+    differs = spread = None
+    if difference is not None:
+        differs, spread = _measure_spread(cycle, run, begin)
+        cycle.spreads[level] = spread
+    compared = len(run.losses) + (0 if problem or cycle.last is None else len(cycle.last.hashes))
+    if problem is not None:
+        found = failed_checkpoint(problem[0], compared, problem[1])
+    elif difference is None:
+        found = passed(compared, from_step=first, bitwise=True)
+    elif differs:
+        found = _judge_spread(spread, first, compared, difference)
+    else:
+        twice = "" if differs is None else ", although two uninterrupted runs are equal"
+        found = failed_checkpoint(first, compared, difference + twice)
+    steps = zip(count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False)
+    unequal = math.inf if spread is None else math.nan
+    limit = 0.0 if spread is None else None
+    rows = [
+        Measurement(
+            level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
+            actual=0.0 if actual == due else abs(actual - due), expected=0.0,
+            ratio=0.0 if actual == due else unequal, limit=limit,
+        )
+        for step, actual, due in steps
+    ]  # fmt: skip
+    place: dict[str, Any] = {"phase": "checkpoint", "step": cycle.library.steps}
+    ratios = [] if spread is None else [spread.losses, spread.ends]
+    return found.with_rows([*rows, *(one.measurement(level, "end", **place) for one in ratios)])
+
+
+def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int, str] | None]:
+    """Return the first difference of a resumed run, and step and reason of one that is not comparable."""
+    first, steps, last = run.launch.first_step, cycle.library.steps, cycle.last
+    if problem := run.describe_bad_end():
+        return None, (first, problem)
+    folder, difference = cycle.end_of(run), _first_other_loss(cycle, run)
+    end = None if folder is None else next(read_history(run.launch, {steps: folder}))
+    if run.steps_made != steps:
+        made = f"it made {len(run.losses)} steps instead of {steps - first}"
+        return None, (first, f"resumed from step {first}, {made}")
+    if end is None or end.problem is not None or last is None:
+        problem = "it wrote no last checkpoint" if end is None else end.problem
+        return None, (steps, f"the resumed run: {problem}")
+    different = sorted(name for name in last.hashes if last.hashes[name] != end.hashes.get(name))
+    if different and difference is None:
+        difference = f"{len(different)} final tensors differ: {name_some(different)}"
+    return difference, None
 
 
 def _measure_spread(
@@ -141,51 +173,11 @@ def _measure_spread(
     return True, measure_spread(losses, ends, middle) if is_alike else None
 
 
-def _rows(level: str, one: Resumption) -> list[Measurement]:
-    """Measure the losses of a resumed run, and the ratios that judge it if two runs differ."""
-    is_judged, steps = not one.ratios, one.run.launch.library.steps
-    rows = [
-        Measurement(
-            level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
-            actual=0.0 if actual == expected else abs(actual - expected), expected=0.0,
-            ratio=0.0 if actual == expected else math.inf if is_judged else math.nan,
-            limit=0.0 if is_judged else None,
-        )
-        for step, actual, expected in one.pairs
-    ]  # fmt: skip
-    ends = [ratio.measurement(level, "end", phase="checkpoint", step=steps) for ratio in one.ratios]
-    return rows + ends
-
-
-def _judge_resumed(one: Resumption, cycle: Cycle) -> LevelResult:
-    first, steps, compared = one.run.launch.first_step, cycle.library.steps, len(one.run.losses)
-    if problem := one.run.describe_bad_end():
-        return failed_checkpoint(first, compared, problem)
-    if one.run.steps_made != steps:
-        reason = f"resumed from step {first}, it made {compared} steps instead of {steps - first}"
-        return failed_checkpoint(first, compared, reason)
-    if one.end is None or one.end.problem is not None or cycle.last is None:
-        problem = "it wrote no last checkpoint" if one.end is None else one.end.problem
-        return failed_checkpoint(steps, compared, f"the resumed run: {problem}")
-    expected = cycle.last.hashes
-    compared += len(expected)
-    different = sorted(name for name in expected if expected[name] != one.end.hashes.get(name))
-    losses = _first_other_loss(one)
-    if not different and losses is None:
-        return passed(compared, from_step=first, bitwise=True)
-    reason = losses or f"{len(different)} final tensors differ: {name_some(different)}"
-    if not one.repeated_differs:
-        equal = one.repeated_differs is False
-        twice = ", although two uninterrupted runs are equal" if equal else ""
-        return failed_checkpoint(first, compared, reason + twice)
-    return _judge_spread(one, compared, reason)
-
-
-def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResult:
+def _judge_spread(spread: Spread | None, first: int, compared: int, difference: str) -> LevelResult:
     """Judge a resumed run by the difference of two uninterrupted ones."""
-    if one.spread is None:
+    if spread is None:
         return not_compared(f"{difference}; the repeated run left nothing to compare with")
-    ends, moved = one.spread.ends, one.spread.moved
+    ends, moved = spread.ends, spread.moved
     # A NaN must not pass.
     if not ends.resolution <= _MOST_ALLOWED * moved:
         return not_compared(
@@ -193,8 +185,7 @@ def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResul
             f" changed {moved:.2g} since the checkpoint: a loss of state would not"
             " show. Do data, their order and all random numbers depend on {seed} alone?"
         )
-    first = one.run.launch.first_step
-    if over_limit := [ratio for ratio in one.ratios if ratio.failed]:
+    if over_limit := [ratio for ratio in (spread.losses, ends) if ratio.failed]:
         ratio = over_limit[0]
         over = (
             f"{ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
@@ -204,12 +195,15 @@ def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResul
     return passed(compared, from_step=first, bitwise=False)
 
 
-def _first_other_loss(one: Resumption) -> str | None:
-    """Describe the first loss that differs, or return None."""
-    for step, actual, expected in one.pairs:
+def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
+    """Describe the first loss of a resumed run that differs, or return None."""
+    first = run.launch.first_step
+    for step, actual, expected in zip(
+        count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False
+    ):
         if actual != expected:
             cause = "weights, data or random numbers were not restored"
-            if step > one.run.launch.first_step + 1:
+            if step > first + 1:
                 cause = "the first one agrees: moments, the schedule or random numbers were not restored"
             return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
@@ -265,11 +259,22 @@ _ENDS = 3.0
 # Limit of the losses. Those runs had at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16.
 _LOSSES = 1 / 8
 
+# Field of a logged value, its statistic and limit. A norm changes by less than its gradient, and the ends
+# by what the gradients change.
+_LOGGED_VALUES: dict[str, tuple[str, Statistic, float]] = {
+    "loss": ("value", "loss-error", _LOSSES),
+    "grad_norm": ("grad_norm", "norm-error", _ENDS),
+}
+
 _PERCENTILE = 0.85
 
 _FIRST = (
     "the runs take other rows, or normalize the loss differently, such as by a mean over micro-batches"
     " of unequal token counts, or update within a step"
+)
+_NORM = (
+    "the loss agrees: gradients are lost, not reduced over ranks, or not divided by the number of"
+    " micro-batches or ranks"
 )
 _LATER = (
     "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
@@ -279,61 +284,88 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Losses of both runs, and the distance of their ends; see `measure_apart`."""
+    """What both runs logged by step, and the distance of their ends; see `measure_apart`."""
 
-    expected: list[float]
-    actual: list[float]
+    expected: Sequence[LoggedLoss]
+    actual: Sequence[LoggedLoss]
     apart: float
     steps: int
     """Number of the last step."""
 
-    def ratios(self, dtype: str) -> list[Ratio]:
-        """Return each error over that which rounding and logged digits explain: of losses, then ends."""
-        root = sqrt(FORMATS[dtype].unit_roundoff)
-        logged = [*self.expected, *self.actual]
-        ratios = [
-            Ratio(
-                "loss-error",
-                abs(a - e) / (abs(e) or 1.0),
-                _LOSSES * root + unit_in_log(e, logged) / (abs(e) or 1.0),
-            )
-            for a, e in zip(self.actual, self.expected, strict=True)
-        ]
-        return [*ratios, Ratio("trajectory-error", self.apart, _ENDS * root)]
+    def ratios(self, dtype: str) -> list[tuple[int, str, Ratio]]:
+        """Return step, port, and error over that which rounding and logged digits explain."""
+        root, found = sqrt(FORMATS[dtype].unit_roundoff), []
 
-    def describe(self, dtype: str) -> tuple[int, str] | None:
-        """Find the first loss, or else the last checkpoint, that rounding in `dtype` does not explain.
+        def add(step: int, port: str, actual: float | None, expected: float | None) -> None:
+            if actual is None or expected is None:
+                return
+            key, statistic, share = _LOGGED_VALUES[port]
+            logged = [getattr(one, key) for one in (*self.expected, *self.actual)]
+            unit = unit_in_log(expected, [value for value in logged if value is not None])
+            size = abs(expected) or 1.0
+            ratio = Ratio(statistic, abs(actual - expected) / size, share * root + unit / size)
+            found.append((step, port, ratio.judged(1.0)))
 
-        Returns: its step and a description.
+        for step, (actual, due) in enumerate(zip(self.actual, self.expected, strict=True), 1):
+            add(step, "loss", actual.value, due.value)
+            add(step, "grad_norm", actual.grad_norm, due.grad_norm)
+        ends = Ratio("trajectory-error", self.apart, _ENDS * root).judged(1.0)
+        return [*found, (self.steps, "end", ends)]
+
+    def describe(self, dtype: str) -> tuple[int, Phase, str] | None:
+        """Find the first value that rounding in `dtype` does not explain.
+
+        Returns: its step and phase, and a description.
         """
-        *ratios, ends = self.ratios(dtype)
-        for step, ratio in enumerate(ratios, 1):
-            if not ratio.value <= 1:
-                cause = _FIRST if step == 1 else f"the loss of step {step - 1} agrees: {_LATER}"
-                words = (
-                    f"the loss of step {step} is {self.expected[step - 1]!r}, and"
-                    f" {self.actual[step - 1]!r} with another split of the rows; {cause}. Relative error"
-                    f" {ratio.actual:.2g}, limit {ratio.expected:.2g} from rounding in {dtype}"
-                )
-                return step, words
-        if ends.value <= 1:
-            return None
-        words = (
-            f"the losses agree, but the last checkpoints differ by {ends.actual:.2g} of the change by"
-            f" training (85th percentile of tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
-            f" {_LATER}"
+        step, port, ratio = next(
+            (found for found in self.ratios(dtype) if not found[2].value <= 1), (0, "", None)
         )
-        return self.steps, words
+        if ratio is None:
+            return None
+        limit = f"limit {ratio.expected:.2g} from rounding in {dtype}"
+        if port == "end":
+            return (
+                step,
+                "optimizer",
+                (
+                    f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
+                    f" training (85th percentile of tensors; {limit}): {_LATER}"
+                ),
+            )
+        due, other = (
+            getattr(run[step - 1], _LOGGED_VALUES[port][0]) for run in (self.expected, self.actual)
+        )
+        what, cause = "loss", f"the loss of step {step - 1} agrees: {_LATER}"
+        if port == "grad_norm":
+            what, cause = "norm of the gradient", f"{other / (due or 1.0):.3g} times that; {_NORM}"
+        elif step == 1:
+            cause = _FIRST
+        phase: Phase = (
+            "backward" if port == "grad_norm" else "forward" if step == 1 else "optimizer"
+        )
+        return (
+            step,
+            phase,
+            (
+                f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
+                f" Relative error {ratio.actual:.2g}, {limit}"
+            ),
+        )
 
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:
     """Train with another split of the rows and compare with the uninterrupted run."""
     other, last = cycle.library.split_otherwise(), cycle.last
     if other is None:
+        why = "`equivalent` is []"
+        if cycle.library.equivalent is None:
+            why = (
+                "the launch line has no {batch_size} and {accumulation} to split the rows of a step"
+                " another way, and no `equivalent` is declared"
+            )
         return not_run(
-            "the launch line has no {batch_size} and {accumulation} to split the rows of a step another"
-            " way, and no `equivalent` is declared: it was not checked whether accumulation, reduction"
-            " over ranks, clipping and schedule depend on the split",
+            f"{why}: it was not checked whether accumulation, reduction over ranks, clipping and"
+            " schedule depend on the split",
             unchecked=True,
         )
     if last is None or last.problem is not None:
@@ -349,7 +381,7 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
             f"the checkpoint's configuration has {dependence}, which makes training"
             " depend on the split: train without it, or write equivalent = [] to skip this level"
         )
-    one, due = cycle.run("equivalent", library=other), cycle.uninterrupted.values
+    one, due = cycle.run("equivalent", library=other), cycle.uninterrupted.losses
     problem = one.describe_bad_end()
     if problem is None and len(one.losses) != len(due):
         problem = f"it logged {len(one.losses)} losses, the uninterrupted run {len(due)}"
@@ -368,29 +400,27 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
         actual = read_tensors(one.launch, end)
     except AssayError as error:
         return not_compared(f"the equivalent launch: {error} ({split})")
-    apart = measure_apart(actual, expected, base)
-    difference = _Difference(due, one.values, apart, last.step)
+    difference = _Difference(due, one.losses, measure_apart(actual, expected, base), last.step)
     # The coarser of the declared dtype and that of the checkpoints.
     declared = cycle.library.precision or dtype
     dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
-    *losses, of_ends = [ratio.judged(1.0) for ratio in difference.ratios(dtype)]
-    level, phase = "equivalent", "optimizer"
-    rows = [one.measurement(level, "loss", phase=phase, step=n) for n, one in enumerate(losses, 1)]
-    rows.append(of_ends.measurement(level, "end", phase=phase, step=last.step))
+    rows = [
+        ratio.measurement("equivalent", port, phase="optimizer", step=step)
+        for step, port, ratio in difference.ratios(dtype)
+    ]
     return _judge_difference(difference, dtype, split, cycle).with_rows(rows)
 
 
 def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cycle) -> LevelResult:
-    compared, found = len(difference.actual) + 1, difference.describe(dtype)
+    *logged, (_, _, ends) = difference.ratios(dtype)
+    compared, found = len(logged) + 1, difference.describe(dtype)
     if found is None:
         return passed(compared, apart=difference.apart)
-    step, words = found
+    step, phase, words = found
     reason = f"{words} ({split})"
-    resumption = cycle.resumptions.get("resume")
-    if resumption is not None and resumption.spread is not None:
-        repeated = resumption.spread.ends.expected / (resumption.spread.moved or 1.0)
-        noise = resumption.spread.ends.limit * repeated
-        ends = difference.ratios(dtype)[-1]
+    if (spread := cycle.spreads.get("resume")) is not None:
+        repeated = spread.ends.expected / (spread.moved or 1.0)
+        noise = spread.ends.limit * repeated
         if noise > ends.expected and not ends.actual > noise:
             return not_compared(
                 f"{reason}; but two uninterrupted runs of one seed differ by {repeated:.2g} of that"
@@ -402,8 +432,7 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
             " format in which the library computes"
         )
     # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
-    location = Location(phase="forward" if step == 1 else "optimizer", step=step)
-    return failed(compared, reason, location=location)
+    return failed(compared, reason, location=Location(phase=phase, step=step))
 
 
 def measure_apart(

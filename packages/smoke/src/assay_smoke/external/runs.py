@@ -4,10 +4,10 @@ import glob
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -220,34 +220,10 @@ class Spread:
     """Change by training since the checkpoint, in the unit of the error of the ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """A run that resumed from a checkpoint."""
-
-    run: RunEvidence
-    expected: Sequence[float]
-    """Losses of the uninterrupted run in the same steps."""
-    end: SavedModel | None = None
-    """Its last checkpoint; None if there is none or the run ended badly."""
-    repeated_differs: bool | None = None
-    """True if two uninterrupted runs of one seed differ; None if the resumed run is equal."""
-    spread: Spread | None = None
-    """None if two uninterrupted runs are equal or left nothing to compare."""
-
-    @property
-    def ratios(self) -> list[Ratio]:
-        """Return the ratios of the spread."""
-        return [] if self.spread is None else [self.spread.losses, self.spread.ends]
-
-    @property
-    def pairs(self) -> Iterator[tuple[int, float, float]]:
-        """Yield each step that both runs logged, with its loss in the resumed and the uninterrupted run."""
-        steps = count(self.run.launch.first_step + 1)
-        return zip(steps, self.run.values, self.expected, strict=False)
-
-
 # The order in which runs are reported.
-_ORDER = ("uninterrupted", "resumed", "repeated", "interrupted", "equivalent", "after-sigterm")
+_ORDER = (
+    "uninterrupted", "resumed", "repeated", "interrupted", "equivalent", "after-sigterm", "first-save",
+)  # fmt: skip
 
 
 @dataclass
@@ -263,8 +239,8 @@ class Cycle:
     """Checkpoints of the uninterrupted run by step; none if it ended badly."""
     start: SavedModel | None = None
     """The initial model in the dtype of the checkpoints; None for an adapter, which begins at random."""
-    resumptions: dict[str, Resumption] = field(default_factory=dict)
-    """By level."""
+    spreads: dict[str, Spread | None] = field(default_factory=dict)
+    """Of the levels whose resumed run ends differently; None if two uninterrupted runs do not differ."""
     _files: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property

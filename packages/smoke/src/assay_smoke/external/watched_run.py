@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Literal, cast
 
@@ -131,11 +131,12 @@ def require_runnable(toml: Path) -> ExternalLibrary:
 
 @dataclass(frozen=True, slots=True)
 class LoggedLoss:
-    """A logged loss, with the step and learning rate if they are logged too."""
+    """A logged loss, with the step, learning rate and norm of the gradient if they are logged too."""
 
     step: int | None
     value: float
     learning_rate: float | None = None
+    grad_norm: float | None = None
     seen_at: float = field(default_factory=time.time, compare=False)
     """Time of its reading, in seconds since the epoch."""
 
@@ -155,6 +156,10 @@ class LossReader:
     def __init__(self, losses: Losses, file: Path | None) -> None:
         self._losses, self._file = losses, file
         self._pattern = None if losses.pattern is None else re.compile(losses.pattern)
+        self._names = (
+            ("step", losses.step), ("loss", losses.loss), ("lr", losses.learning_rate),
+            ("grad_norm", losses.grad_norm or ""),
+        )  # fmt: skip
         # Losses in a copied output belong to an earlier run.
         self._lines_read = len(_whole_lines(file))
         self.found: list[LoggedLoss] = []
@@ -162,8 +167,7 @@ class LossReader:
     def take(self, line: str) -> None:
         """Search a line of the output for a loss."""
         if self._pattern is not None and (match := self._pattern.search(line)):
-            groups = match.groupdict()
-            self._add(groups["loss"], groups.get("step"), groups.get("lr"), "losses.pattern")
+            self._add("losses.pattern", **match.groupdict())
 
     def poll(self) -> None:
         """Read new lines of the file."""
@@ -171,19 +175,28 @@ class LossReader:
         if len(lines) < self._lines_read:
             self._lines_read = 0  # the library has restarted the file
         for line in lines[self._lines_read :]:
-            for values in _objects_in(line):
-                if self._losses.loss in values:
-                    step, rate = (
-                        values.get(name) for name in (self._losses.step, self._losses.learning_rate)
-                    )
-                    self._add(values[self._losses.loss], step, rate, "losses.file")
+            with suppress(UnreadableFileError):
+                values = parse_json(line, "a line of a log")
+                if isinstance(values, dict) and self._losses.loss in values:
+                    logged = {key: values[name] for key, name in self._names if name in values}
+                    self._add("losses.file", **logged)
         self._lines_read = len(lines)
 
-    def _add(self, loss: object, step: object, rate: object, where: str) -> None:
+    def _add(self, where: str, **logged: object) -> None:
+        """Add a loss with what is logged beside it, by the names of groups in `losses.pattern`."""
+        numbers = {
+            name: _number(logged.get(name), f"`{name}` of {where}")
+            for name in ("step", "loss", "lr", "grad_norm")
+            if name == "loss" or logged.get(name) is not None
+        }
+        step = numbers.get("step")
+        if step is not None and not math.isfinite(step):
+            raise LossesError.no_number(logged["step"], f"`step` of {where}")
         one = LoggedLoss(
-            None if step is None else _step(step, f"`step` of {where}"),
-            _number(loss, f"`loss` of {where}"),
-            None if rate is None else _number(rate, f"the learning rate of {where}"),
+            None if step is None else int(step),
+            numbers["loss"],
+            numbers.get("lr"),
+            numbers.get("grad_norm"),
         )
         # Each rank may log the loss of the step.
         repeated = one.step is not None and self.found and self.found[-1] == one
@@ -197,27 +210,11 @@ def _whole_lines(file: Path | None) -> list[str]:
     return read_bytes(file).decode(errors="replace").split("\n")[:-1]
 
 
-def _objects_in(line: str) -> Iterator[Mapping[str, object]]:
-    try:
-        values = parse_json(line, "a line of a log")
-    except UnreadableFileError:
-        return
-    if isinstance(values, dict):
-        yield values
-
-
 def _number(value: object, where: str) -> float:
     try:
         return float(str(value))
     except ValueError:
         raise LossesError.no_number(value, where) from None
-
-
-def _step(value: object, where: str) -> int:
-    number = _number(value, where)
-    if not math.isfinite(number):
-        raise LossesError.no_number(value, where)
-    return int(number)
 
 
 Phase = Literal["set-up", "steps", "tear-down"]
@@ -339,13 +336,11 @@ class RunEvidence:
 
         A step ends when its loss is logged. A checkpoint after it counts to the next step.
         """
-        ends = [*(loss.seen_at for loss in self.losses), self.ended_at]
-        first = self.launch.first_step + 2
+        times = [self.began_at, *(loss.seen_at for loss in self.losses), self.ended_at]
+        steps = range(self.launch.first_step + 2, self.steps_made + 1)
         names: list[tuple[CyclePhase, int | None]] = [
-            ("set-up", None),
-            *(("step", first + index) for index in range(len(self.losses) - 1)),
-            ("tear-down", None),
-        ]
+            ("set-up", None), *(("step", step) for step in steps), ("tear-down", None),
+        ]  # fmt: skip
         rows = [
             PhaseTime(
                 phase=phase,
@@ -355,9 +350,7 @@ class RunEvidence:
                 host_bytes=self.host.peak_bytes,
                 device_bytes=0 if self.on_device is None else self.on_device.peak_bytes,
             )
-            for (phase, number), begin, end in zip(
-                names, [self.began_at, *ends], ends, strict=False
-            )
+            for (phase, number), (begin, end) in zip(names, pairwise(times), strict=False)
         ]
         world = _WORLDS.get(self.launch.name, self.launch.name)
         path = folder / "timelines" / world / "rank-0.jsonl"

@@ -136,13 +136,8 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRequest:
-    """An item to run in its own process."""
-
-    item: SessionItem
-    folder: Path
-
+# An item to run in its own process, and the folder of the session.
+ItemRequest = tuple[SessionItem, Path]
 
 _RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(
     "assay_smoke.session.command:run_item"
@@ -234,12 +229,11 @@ def _run_beside(
 ) -> CaseResult:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    request = ItemRequest(item, folder)
     begun = time.monotonic()
     try:
         return call(
             _RUN_ITEM,
-            request,
+            (item, folder),
             folder=logs,
             name=item.name,
             progress=progress,
@@ -259,7 +253,7 @@ def _run_beside(
 
 def run_item(request: ItemRequest, progress: Progress) -> CaseResult:
     """Run one item in this process."""
-    return run_with_retry(request.item, request.folder, progress)
+    return run_with_retry(*request, progress)
 
 
 _HOST_CARDS = 4
@@ -285,16 +279,6 @@ class SessionOptions:
     timeout: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The items of a session."""
-
-    items: list[SessionItem]
-    cases: list[Case]
-    num_pairs: int
-    """Number of possible pairs of values in the plan; 0 without a plan."""
-
-
 def run_session(
     options: SessionOptions,
     output: Path | None,
@@ -310,17 +294,17 @@ def run_session(
     require_trainer(options.trainer)
     require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
     folder = RunFolder.create("smoke run", output).path
-    chosen = _choose(options, folder / "references")
+    items, cases, num_pairs = _choose(options, folder / "references")
     results: list[CaseResult] = []
     begun = time.monotonic()
     try:
         with open_progress() as progress:
             with progress.step("compiles extensions of trainers"):
-                for case in chosen.cases:
+                for case in cases:
                     prepare(case, options.trainer, folder, progress)
-            for result in run_items(chosen.items, _devices(options.device), folder, progress):
+            for result in run_items(items, _devices(options.device), folder, progress):
                 results.append(result)
-                tell(result, len(results), len(chosen.items))
+                tell(result, len(results), len(items))
     finally:
         ran = {result.name for result in results}
         report = SessionReport(
@@ -328,17 +312,18 @@ def run_session(
             device=options.device,
             cases=results,
             seconds=time.monotonic() - begun,
-            pairs_covered=len(covered_pairs(case for case in chosen.cases if case.id in ran)),
-            pairs_possible=chosen.num_pairs,
+            pairs_covered=len(covered_pairs(case for case in cases if case.id in ran)),
+            pairs_possible=num_pairs,
         )
         write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
         page = write_page(report, folder)
         if options.trainer is None:
-            _record(options, chosen.cases, report)
+            _record(options, cases, report)
     return report, page
 
 
-def _choose(options: SessionOptions, references: Path) -> _Chosen:
+def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem], list[Case], int]:
+    """Return the items, their cases, and the number of possible pairs of values; 0 without a plan."""
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
     num_pairs = 0
@@ -374,7 +359,7 @@ def _choose(options: SessionOptions, references: Path) -> _Chosen:
     if not items:
         raise UsageError(f"nothing to run: {_left_by(options)}")
     _require_different([item.name for item in items])
-    return _Chosen(items, cases, num_pairs)
+    return items, cases, num_pairs
 
 
 def _left_by(options: SessionOptions) -> str:

@@ -13,7 +13,8 @@ SECONDS = 20
 
 
 def run_item(request: ItemRequest, _: Progress) -> CaseResult:
-    name, folder = request.item.name, request.folder
+    item, folder = request
+    name = item.name
     devices = os.environ["TEST_VISIBLE_DEVICES"]
     (folder / name).touch()
     if name == "killed":
