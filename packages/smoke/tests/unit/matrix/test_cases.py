@@ -124,10 +124,10 @@ def test_a_case_with_an_unknown_feature_is_an_error() -> None:
 
 
 def test_a_case_has_a_word_on_each_axis() -> None:
+    features = dict.fromkeys(FEATURES, "no") | {"lora": "lora"}
     assert case_of("fsdp-2-lora-sigterm").words == {
         "framework": "fsdp", "cards": "2", "family": "llama", "precision": "float32",
-        "lora": "lora", "offload": "no", "recompute": "no", "accumulation": "no", "compile": "no",
-        "batches": "padded", "checkpoint": "sharded", "interruption": "sigterm",
+        **features, "batches": "padded", "checkpoint": "sharded", "interruption": "sigterm",
     }  # fmt: skip
 
 

@@ -208,9 +208,10 @@ def test_the_vendors_above_have_all_different_rules() -> None:
     assert [vendor for vendor in vendor_names() if refused(vendor) not in known] == []
 
 
-def test_a_host_has_38_cases_with_575_pairs_on_four_cards() -> None:
+def test_a_host_has_every_pair_in_few_cases_on_four_cards() -> None:
     plan = plan_smoke(PlanOptions())
-    assert (len(plan.cases), plan.pairs.covered) == (38, 575)
+    assert plan.pairs.covered == plan.pairs.possible > 500
+    assert len(plan.cases) < 50
 
 
 def test_every_listed_case_is_possible_and_stands_once() -> None:
@@ -270,5 +271,5 @@ def test_every_rule_has_a_row() -> None:
 
 
 def test_a_document_without_a_place_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no marks for 'axes'"):
+    with pytest.raises(ValueError, match="no marks for 'numbers'"):
         with_tables("# Nothing\n")
