@@ -44,6 +44,14 @@ _EXTRAS = {"smoke": "[deepspeed,trl]"}
 _EDITABLE = tuple(f"--editable=packages/{name}{_EXTRAS.get(name, '')}" for name in PACKAGES)
 _CORE = ("--editable=packages/core",)
 
+# The published tool that the session `perf` times beside ours, whose metrics need no more than this of the
+# rest; and a tool that compares dumps, with what it imports.
+TIMED_TOOLS = (
+    "aiu-fms-testing-utils==0.9.0", "ibm-fms==1.13.1",
+    "mindstudio-probe==26.2.0", "matplotlib==3.11.2", "contourpy==1.3.3", "cycler==0.12.1",
+    "fonttools==4.68.0", "kiwisolver==1.5.1", "pyparsing==3.3.3",
+)  # fmt: skip
+
 Extent = Literal["core", "all"]
 
 
@@ -121,6 +129,31 @@ class Environment:
             return {}
         lines = self._stamp.read_text(encoding="utf-8").splitlines()
         return dict(line.split(" ", 1) for line in lines)
+
+
+def best_run(session: nox.Session, environment: Environment, option: str = "--run") -> list[str]:
+    """Return the option with the RUN of the best device here, or nothing if the caller gives it.
+
+    Drivers may take long to start: a session waits, where a person would not.
+    """
+    if is_given(session, option):
+        return []
+    words = ("assay.cli", "devices", "--best", "cpu/float32", "--timeout", "60")
+    return [option, environment.read(session, *words).strip()]
+
+
+def is_given(session: nox.Session, option: str) -> bool:
+    """Return True if the arguments of the session hold the option."""
+    return any(argument.partition("=")[0] == option for argument in session.posargs)
+
+
+def successes() -> list[int]:
+    """Return the exit codes of success of a command that compares with recorded results.
+
+    3, with nothing recorded for such a machine, is none on GitHub, or where an accelerator is promised.
+    """
+    promised = os.environ.get("ASSAY_REQUIRE_HARDWARE") == "1"
+    return [0] if promised or os.environ.get("GITHUB_ACTIONS") == "true" else [0, 3]
 
 
 def tools_environment(session: nox.Session) -> Environment:

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -48,15 +49,22 @@ def read_layers(architecture: str) -> Layers:
 
 def imported_modules(path: Path, package: str) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that `path` imports from `package`, lazily or not."""
+    for line, name in all_imports(path):
+        if f"{name}.".startswith(f"{package}."):
+            yield line, name
+
+
+@cache
+def all_imports(path: Path) -> list[tuple[int, str]]:
+    """Line and dotted name of everything that `path` imports. Three tests read every file of the packages."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative imports are banned"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from ((node.lineno, name) for name in names if f"{name}.".startswith(f"{package}."))
+            found += ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+    return found
 
 
 def part_of(dotted_name: str, source: Path) -> str:

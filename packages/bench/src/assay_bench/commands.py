@@ -264,6 +264,36 @@ def tune(
 
 @app.command()
 @with_options
+def selftest(
+    *,
+    run: Annotated[
+        str | None, Option("Default: the first accelerator in float32, else cpu/float32.", "RUN")
+    ] = None,
+    output: _Output = None,
+) -> None:
+    """Tune a micro model in two ways here, and hold its answers to the shipped baselines.
+
+    Example: assay bench selftest --run cuda/float32
+
+    Exit code: 0 PASS; 1 FAIL, or too few items to decide; 2 usage or environment error; 3 other questions
+    than the baselines', which are made of the standard library of Python 3.11.
+    """
+    from assay.devices.detection import DETECTION_TIMEOUT_SECONDS
+    from assay.runs import RunFolder, open_progress
+    from assay.testing.self_test import best_run
+    from assay_bench.self_test import run_self_test
+
+    if run is None:
+        run = f"{best_run('cpu/float32', DETECTION_TIMEOUT_SECONDS).partition('/')[0]}/float32"
+    folder = RunFolder.create("bench selftest", output).path
+    with open_progress() as progress:
+        outcome = run_self_test(run, folder, progress)
+    print_text(f"{outcome}: {folder}")
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+@with_options
 def compare(  # noqa: PLR0913 - one for each option
     base: Annotated[
         Path, Option("Folder of a run, --output_path of lm-eval, or baseline.", "BASE")

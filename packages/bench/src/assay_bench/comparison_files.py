@@ -31,12 +31,13 @@ _MOST_CHARACTERS = 120
 
 def compare_folders(
     base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
-) -> None:
+) -> EvaluationComparison:
     """Compare two evaluations and write verdict, JSON and Markdown."""
     found = compare(_read(base, clusters), _read(candidate, clusters), terms)
     write_whole(folder / JSON_FILE, comparison_as_json(found))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     write_results(*verdict_of(found), folder)
+    return found
 
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:

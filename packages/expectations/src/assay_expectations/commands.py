@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from assay.api.options import Model, Option
+from assay.api.options import Option
 from assay.cli.derived_commands import AllowUnused, with_options
 from assay.output.streams import print_text
 
@@ -23,7 +23,7 @@ _AsJson = Annotated[bool, Option("Print the verdict as JSON and nothing else.")]
 @app.command()
 @with_options
 def capture(
-    model: Model,
+    models: Annotated[list[str], Option("Folders, hub names, or micro:RECIPE.", "MODEL...")],
     *,
     run: Annotated[str, Option("Trusted device and dtype: cpu/bfloat16.", "RUN")],
     output: Annotated[Path, Option("In a DIR, the key names the file.", "FILE.json|DIR")],
@@ -47,7 +47,7 @@ def capture(
         Option("Required if the capture differs from the old file or from the host.", "TEXT"),
     ] = None,
 ) -> None:
-    """Capture the outputs of MODEL on RUN as an expectation.
+    """Capture the outputs of each MODEL on RUN as an expectation.
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
 
@@ -70,16 +70,24 @@ def capture(
             )
         parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
         with open_progress() as progress:
-            for file in capture_metrics(model, run, parsed, seeds or 3, output, progress):
-                print_text(file)
+            for model in models:
+                for file in capture_metrics(model, run, parsed, seeds or 3, output, progress):
+                    print_text(file)
         return
     if seeds is not None:
         raise UsageError("--seeds needs --shapes; --captures repeats the capture of an expectation")
-    options = CaptureOptions(
-        model=model, run=run, num_captures=captures or 3, approved_by=approved_by, reason=reason
-    )
+    if len(models) > 1 and output.suffix == ".json":
+        raise UsageError(f"{output} is a file: several models need a DIR")
     with open_progress() as progress:
-        print_text(capture_expectation(options, output, progress))
+        for model in models:
+            options = CaptureOptions(
+                model=model,
+                run=run,
+                num_captures=captures or 3,
+                approved_by=approved_by,
+                reason=reason,
+            )
+            print_text(capture_expectation(options, output, progress))
 
 
 @app.command()

@@ -175,6 +175,13 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
             ],
             "--shapes needs a DIR and excludes --approved-by, --reason and --captures",
         ),
+        (
+            [
+                *("capture", "micro:llama", "micro:mistral", "--run", "cpu/float32"),
+                *("--output", "x.json"),
+            ],
+            "x.json is a file: several models need a DIR",
+        ),
         (["verify", "absent.json"], "absent.json has no expectation"),
     ],
 )

@@ -44,7 +44,7 @@ _HEALTH_SECONDS = 120
 _SICKNESS_PREFIX = "assay: this machine must not be used: "
 # The results that a session writes below runs/. A session without results has failed. `check` also
 # runs a model with a planted fault, whose verdict is rightly FAIL: only the clean run counts.
-_RESULTS = {"check": "*-clean/verdict.json", "recapture": "captured/*.json"}
+_RESULTS = {"check": "*/clean/verdict.json", "recapture": "captured/*.json"}
 _VERDICTS = "**/verdict.json"
 
 
@@ -139,11 +139,12 @@ def _find_contradiction(run: Path) -> str:
 
     On a laptop, a session may succeed although something was not compared; a job may not.
     """
+    name = str(run).rpartition("/runs/")[2]
     try:
         outcome = read_verdict(run).verdict
     except AssayError as error:
-        return f"{run.name} has no verdict that can be read: {str(error).splitlines()[0]}"
-    return "" if outcome is Outcome.PASS else f"{run.name} says {outcome.value}"
+        return f"{name} has no verdict that can be read: {str(error).splitlines()[0]}"
+    return "" if outcome is Outcome.PASS else f"{name} says {outcome.value}"
 
 
 def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:

@@ -177,7 +177,7 @@ def repository(tmp_path: Path) -> Path:
     write_fleet(root)
     (root / ".gitignore").write_text("runs/\n*.jsonl\n")
     (root / "README.md").write_text("read\n")
-    (root / "nox.py").write_text(NOX.replace("made-by-{name}", "made-by-{name}-clean"))
+    (root / "nox.py").write_text(NOX.replace("made-by-{name}", "made-by-{name}/clean"))
     for session in SESSIONS:
         (root / f"{session}.left").write_text(verdict("PASS"))
     git(root, "init", "-q", "-b", "main")
@@ -230,7 +230,7 @@ def test_a_label_runs_the_same_sessions_as_on_github(repository: Path) -> None:
 def test_the_page_has_every_job_with_its_needs_sessions_and_reports(repository: Path) -> None:
     patch = patch_of(repository, **{"smoke.left": verdict("FAIL")})
     (repository / "nox.py").write_text(
-        NOX.replace("made-by-{name}", "made by {name}-clean").replace(
+        NOX.replace("made-by-{name}", "made by {name}/clean").replace(
             '(folder / "verdict', '(folder / "report.html").touch(); (folder / "verdict', 1
         )
     )
@@ -242,7 +242,7 @@ def test_the_page_has_every_job_with_its_needs_sessions_and_reports(repository: 
     needs = "needs lint, types, unit"
     tiers = [("PASS", name, "") for name in ("lint", "types", "unit")]
     assert jobs == [*tiers, ("FAIL", "smoke of assay-nvidia on the CPU", needs)]
-    assert re.findall(r"</span> (.+)</td>", page) == ["made by smoke-clean says FAIL"]
+    assert re.findall(r"</span> (.+)</td>", page) == ["made by smoke/clean says FAIL"]
     links = [unquote(link) for link in re.findall(r'<a href="(.*?)">', page)]
     assert len(links) == 3
     assert all((folder / link).is_file() for link in links)

@@ -17,7 +17,7 @@ from assay.api.options import Option
 from assay.cli.capture import CaptureCommand, capture
 from assay.cli.derived_commands import derive_command, with_options
 from assay.errors import MachineError, UsageError
-from assay.output.streams import print_text
+from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay.devices.detection import ListedDevice
@@ -249,6 +249,12 @@ def devices(
     timeout: Annotated[
         float, Option("How long the answers may take; some need longer.", "SECONDS", minimum=0.1)
     ] = 6.0,
+    best: Annotated[
+        str | None,
+        Option(
+            "Print only the first accelerator in bfloat16, or this RUN if there is none.", "RUN"
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the devices of this machine, and for each vendor what is missing.
@@ -257,7 +263,14 @@ def devices(
     was run on; others were tried on a stand-in of the maker's software alone.
 
     Example: assay devices --json
+
+    Example: assay devices --best cpu/float32
     """
+    if best is not None:
+        from assay.testing.self_test import best_run
+
+        print_text(best_run(best, timeout))
+        return
     from assay.devices.detection import list_devices
 
     lines = list_devices(timeout)
@@ -303,6 +316,44 @@ def _found_or_missing(line: "ListedDevice") -> str:
     )
     names = " ".join(f"{line.device}:{variant}" for variant in line.variants)
     return f"{found}: {names}" if names else found
+
+
+@app.command()
+@with_options
+def selftest(
+    *,
+    candidate: Annotated[
+        str | None,
+        Option(
+            "What is judged. Default: the first accelerator in bfloat16, else sim/bfloat16.", "RUN"
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, Option("Tokens to generate for each prompt.", minimum=1)] = 16,
+    output: Annotated[Path | None, Option("Default: runs/<time>-selftest.", "DIR")] = None,
+) -> None:
+    """Check a small model here, then plant a fault, which the check has to find.
+
+    Example: assay selftest --candidate cuda:1/float16
+
+    Exit code: 0 the model passes and the fault is found, 1 one of them is not so, 2 usage or environment
+    error, 3 not everything could be compared.
+    """
+    from assay.cli.ending import end_with, show_verdict
+    from assay.devices.detection import DETECTION_TIMEOUT_SECONDS
+    from assay.runs import RunFolder
+    from assay.testing.self_test import PLANTED_MODULE, best_run, run_self_test
+
+    run = candidate or best_run("sim/bfloat16", DETECTION_TIMEOUT_SECONDS)
+    verdicts = run_self_test(run, max_new_tokens, RunFolder.create("selftest", output).path)
+    if not (clean := next(verdicts)).passed:
+        end_with(clean, as_json=False)
+    show_verdict(clean)
+    print_text("Now with a planted fault: this one has to FAIL.")
+    show_verdict(planted := next(verdicts))
+    found = "no place" if planted.location is None else planted.location.module
+    if found != PLANTED_MODULE:
+        print_error(f"assay: the planted fault is in {PLANTED_MODULE}, and was found at {found}")
+        raise typer.Exit(1)
 
 
 @app.command()

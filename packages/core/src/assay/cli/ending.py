@@ -54,23 +54,31 @@ def finish(folder: Path, *, as_json: bool) -> None:
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
-def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
+def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> NoReturn:
     """Print `verdict` and exit with its code; under torchrun only rank 0 prints."""
     import typer  # slow
 
     from assay.launch import is_first_rank
-    from assay.output.console import open_console
-    from assay.runs.results import format_verdict
 
     if not is_first_rank():
         raise typer.Exit
+    show_verdict(verdict, as_json=as_json)
+    raise typer.Exit(verdict.verdict.exit_code)
+
+
+def show_verdict(verdict: "CheckedVerdict", *, as_json: bool = False) -> None:
+    """Print `verdict`. Exit only if its page could not be written."""
+    import typer  # slow
+
+    from assay.output.console import open_console
+    from assay.runs.results import format_verdict
+
     verdict.print_to(open_console(sys.stderr if as_json else None))
     if as_json:
         print_text(format_verdict(verdict), end="")
     if verdict.unwritten:
         print_error(f"assay: {verdict.unwritten}")
         raise typer.Exit(MachineError.exit_code)
-    raise typer.Exit(verdict.verdict.exit_code)
 
 
 @contextmanager

@@ -1,0 +1,58 @@
+"""The self-test of `assay bench`: models tuned here, held to the shipped baselines of the same tunings."""
+
+from pathlib import Path
+
+from assay.api.verdict import CheckedVerdict
+from assay.runs import Progress, RunFolder
+from assay.verdicts import Outcome
+from assay_bench.comparing import EvaluationComparison, PairedOutcome
+from assay_bench.comparison_files import compare_folders
+from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
+from assay_bench.tuning.records import MODEL_FOLDER, read_recipe, tuning_folder
+from assay_bench.tuning.running import open_folder, run_tunings
+
+_BASELINES = Path(__file__).parent / "shipped"
+
+
+def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
+    """Tune a micro model as the recipe `micro` says, and compare its answers with the baselines.
+
+    Questions are made of this Python's own standard library, and another version asks other ones.
+
+    run: a RUN, in the dtype of the baselines (float32).
+    folder: gets the tuned models, their answers and the comparisons.
+    Returns: PASS; FAIL for a model that learned too little, is worse, or has too few items to say so;
+        NOT_COMPARED for other questions than the baselines'.
+    """
+    recipe = read_recipe("micro", run)
+    tuned = open_folder(recipe, folder / "tuned")
+    learned = run_tunings(recipe, tuned, None, progress).verdict
+    CheckedVerdict.publish(tuned)
+    if learned is not Outcome.PASS:
+        return learned
+    (model,), (seed,) = recipe.recipe.models, recipe.recipe.seeds
+    judged = [
+        _compare_with_baseline(
+            way, tuning_folder(tuned, model, way, seed) / MODEL_FOLDER, run, folder, progress
+        ).judged
+        for way in recipe.recipe.permutations
+    ]
+    if judged.count(PairedOutcome.PASS) == len(judged):
+        return Outcome.PASS
+    other = set(judged) <= {PairedOutcome.PASS, PairedOutcome.NOT_COMPARED}
+    return Outcome.NOT_COMPARED if other else Outcome.FAIL
+
+
+def _compare_with_baseline(
+    way: str, model: Path, run: str, folder: Path, progress: Progress
+) -> EvaluationComparison:
+    """Ask the model that was tuned in one way the questions of its baseline."""
+    asked = RunFolder.create("bench run", folder / way / "asked").path.resolve()
+    questions = read_suite("offline")
+    evaluate(EvaluationRequest(model=str(model), run=run, suite=questions, folder=asked), progress)
+    compared = RunFolder.create("bench compare", folder / way / "compared").path
+    baseline = _BASELINES / f"micro-llama-{way}.json"
+    comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
+    CheckedVerdict.publish(compared)
+    progress.note(f"{way}: {comparison.judged}; {compared / 'comparison.md'}")
+    return comparison

@@ -1,0 +1,91 @@
+"""`assay bench selftest` tunes in two ways, and passes if both match their baselines."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from assay.api.verdict import CheckedVerdict
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome
+from assay_bench import self_test
+from assay_bench.comparing import PairedOutcome
+from assay_bench.self_test import run_self_test
+
+PASS, FAIL = PairedOutcome.PASS, PairedOutcome.FAIL
+UNDERPOWERED, OTHER = PairedOutcome.UNDERPOWERED, PairedOutcome.NOT_COMPARED
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    """What was tuned, evaluated and compared, in order."""
+    return []
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: list[str]
+) -> Callable[..., Outcome]:
+    """Run the self-test; the tuning and the two comparisons end as given."""
+
+    def run(*judged: PairedOutcome, learned: Outcome = Outcome.PASS) -> Outcome:
+        outcomes = iter(judged)
+
+        def tune(recipe_file: Any, folder: Path, *_: Any) -> Any:
+            asked.append(f"tune {recipe_file.recipe.run} into {folder.relative_to(tmp_path)}")
+            return SimpleNamespace(verdict=learned)
+
+        def evaluate(request: Any, _: Any) -> None:
+            model = Path(request.model).relative_to(tmp_path)
+            asked.append(f"ask {model} on {request.run} about {len(request.suite.tasks)} tasks")
+
+        def compare(baseline: Path, actual: Path, *_: Any) -> Any:
+            assert baseline.is_file()
+            asked.append(f"compare {baseline.name} {actual.relative_to(tmp_path)}")
+            return SimpleNamespace(judged=next(outcomes))
+
+        monkeypatch.setattr(self_test, "run_tunings", tune)
+        monkeypatch.setattr(self_test, "evaluate", evaluate)
+        monkeypatch.setattr(self_test, "compare_folders", compare)
+        monkeypatch.setattr(CheckedVerdict, "publish", lambda _folder: None)
+        return run_self_test("card/float32", tmp_path, SilentProgress())
+
+    return run
+
+
+def test_both_ways_are_tuned_and_held_to_their_baselines_on_the_device(
+    run: Callable[..., Outcome], asked: list[str]
+) -> None:
+    assert run(PASS, PASS) is Outcome.PASS
+    assert asked == [
+        "tune card/float32 into tuned",
+        "ask tuned/micro-llama/full/seed-0/model on card/float32 about 4 tasks",
+        "compare micro-llama-full.json full/asked",
+        "ask tuned/micro-llama/lora/seed-0/model on card/float32 about 4 tasks",
+        "compare micro-llama-lora.json lora/asked",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("judged", "outcome"),
+    [
+        ((PASS, FAIL), Outcome.FAIL),
+        ((PASS, OTHER), Outcome.NOT_COMPARED),
+        ((OTHER, FAIL), Outcome.FAIL),
+        ((UNDERPOWERED, PASS), Outcome.FAIL),
+        ((UNDERPOWERED, OTHER), Outcome.FAIL),
+    ],
+)
+def test_too_few_items_are_a_failure_and_other_questions_are_not(
+    run: Callable[..., Outcome], judged: tuple[PairedOutcome, ...], outcome: Outcome
+) -> None:
+    assert run(*judged) is outcome
+
+
+def test_a_model_that_learned_too_little_is_asked_nothing(
+    run: Callable[..., Outcome], asked: list[str]
+) -> None:
+    assert run(learned=Outcome.FAIL) is Outcome.FAIL
+    assert len(asked) == 1
