@@ -16,8 +16,8 @@ from assay.verdicts import SCHEMA, Record
 # A product of two square matrices, or a pass over a tensor larger than the caches.
 Control = Literal["matmul", "read"]
 
-# The functions of suites.py, with hyphens in their names, in the order of their run. The control is the divisor
-# of the times of a suite: matmul if arithmetic dominates, read if memory traffic does.
+# In the order of their run. The control is the divisor of the times of a suite: matmul if arithmetic
+# dominates, read if memory traffic does.
 SUITES: dict[str, Control] = {
     "training-step": "matmul",
     "prefill": "matmul",

@@ -311,6 +311,19 @@ def checkpoint_load(bench: Workbench) -> Work[Path]:
     return Work(lambda: folder, trainer.load, num_bytes=_bytes_in(folder))
 
 
+# In the order of `records.SUITES`, which has the same names and imports no torch.
+FUNCTIONS: dict[str, Callable[[Workbench], Work[Any]]] = {
+    "training-step": training_step,
+    "prefill": prefill,
+    "decode": decode,
+    "collectives": collectives,
+    "capture": capture,
+    "compare": compare,
+    "checkpoint-save": checkpoint_save,
+    "checkpoint-load": checkpoint_load,
+}
+
+
 def _make_trainer(
     bench: Workbench, num_micro_batches: int
 ) -> tuple[ReferenceTrainer, list[MicroBatch]]:
@@ -380,7 +393,7 @@ def measure_suites(request: SuiteRequest, turns: TurnClient, folder: Path) -> No
     bench = Workbench(request, folder)
     for name in request.suites:
         try:
-            work: Work[object] = globals()[name.replace("-", "_")](bench)
+            work = FUNCTIONS[name](bench)
         except SuiteSkippedError as skipped:
             turns.send(SuiteEvent(kind="skipped", suite=name, reason=str(skipped)))
             continue

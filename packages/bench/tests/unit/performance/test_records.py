@@ -1,17 +1,15 @@
 """Records of suites and their table."""
 
-import ast
 import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-import assay_bench.performance
 from assay.errors import UsageError
+from assay_bench.performance import suites
 from assay_bench.performance.records import (
     SUITES,
     SuiteEvent,
@@ -108,12 +106,5 @@ def test_unknown_suite_lists_the_suites() -> None:
         choose_suites(["prefill", "prefil"])
 
 
-def test_every_public_function_that_returns_work_is_a_suite() -> None:
-    source = Path(assay_bench.performance.__file__).with_name("suites.py").read_text()
-    shipped = [
-        node.name
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.returns is not None
-        and ast.unparse(node.returns).startswith("Work[")
-    ]  # fmt: skip
-    assert shipped == [suite.replace("-", "_") for suite in SUITES]
+def test_the_process_of_the_suites_has_a_function_for_each() -> None:
+    assert list(suites.FUNCTIONS) == list(SUITES)
