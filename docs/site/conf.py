@@ -7,7 +7,6 @@ documents are the same here and on GitHub.
 import inspect
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -19,7 +18,8 @@ author = copyright = "the assay developers"
 root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "docs/site/*.md"]
 exclude_patterns = [".*", "packages", "runners", "runs"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+napoleon_numpy_docstring = False
 html_theme = "furo"
 html_copy_source = html_show_sourcelink = False
 myst_heading_anchors = 4
@@ -28,7 +28,7 @@ mermaid_height = "auto"
 mermaid_fullscreen = False
 smartquotes_action = "D"  # dashes, and no curly quotes: they are copied into commands
 default_role = "code"
-autodoc_typehints = "none"  # `mark_fields` writes what the annotations of options say
+autodoc_typehints = "none"  # `describe_options` writes what the annotations of options say
 autodoc_member_order = "bysource"
 
 _REPOSITORY = "https://github.com/assay-project/assay"
@@ -36,14 +36,16 @@ _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _PART = re.compile(r"^### (.+)\n((?:\n|\|.*\n)*)", re.MULTILINE)
 _PAGE_OF_API = "docs/site/api"
-_FIELD = re.compile(r"(\w+(?:, \w+)*): (.+)")
+_OPTION = re.compile(r"(?<![`-])--[\w-]+")
+_FIELD = re.compile(r":param (\w+): (.+)")
 
 
 def setup(app: Sphinx) -> None:
     """Connect the functions below."""
     app.connect("source-read", link_to_repository)
     app.connect("source-read", list_pages)
-    app.connect("autodoc-process-docstring", mark_fields)
+    app.connect("autodoc-process-docstring", describe_call, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", describe_options, priority=600)
     app.connect("autodoc-process-signature", omit_constructor)
     app.connect("build-finished", name_first_page)
 
@@ -80,51 +82,39 @@ def list_pages(_: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:caption: {title}\n:hidden:\n\n{listed}\n```\n"
 
 
-def mark_fields(
+def describe_call(
     _: Sphinx, kind: str, __: str, documented: object, ___: object, lines: list[str]
 ) -> None:
-    """Turn the lines "name: text" of a docstring, and the help of options, into fields."""
-    if kind not in ("function", "method") or not callable(documented):
-        return
+    """Describe an object that is used as a function by the docstring of its call."""
+    if kind == "function" and callable(documented) and not inspect.isroutine(documented):
+        lines[:] = (inspect.getdoc(type(documented).__call__) or "").splitlines()
+
+
+def describe_options(
+    _: Sphinx, __: str, ___: str, documented: object, ____: object, lines: list[str]
+) -> None:
+    """Write the help of each option before what the docstring says about its parameter."""
     if not inspect.isroutine(documented):
-        documented = type(documented).__call__
-        lines[:] = (inspect.getdoc(documented) or "").splitlines()
-    fields = read_options(documented)
-    texts: list[str] = []
-    told: list[list[str]] = []
-    for line in lines:
-        match = _FIELD.fullmatch(line)
-        names = match[1].split(", ") if match else []
-        if match and fields.keys() >= set(names):
-            told = [fields[name] for name in names]
-            for one in told:
-                one.append(match[2][0].upper() + match[2][1:])
-        elif told and line.startswith("    "):
-            for one in told:
-                one[-1] += f" {line.strip()}"
-        elif not line.startswith("Each option is described"):
-            texts.append(line)
-            told = []
-    lines[:] = [
-        *texts,
-        "",
-        *(mark_field(name, " ".join(one)) for name, one in fields.items() if one),
-    ]
-
-
-def mark_field(name: str, text: str) -> str:
-    """Write a field of reStructuredText."""
-    mark = {"Returns": "returns", "Raises": "raises"}.get(name, f"param {name}")
-    return f":{mark}: " + re.sub(r"(?<![`-])--[\w-]+", r"`\g<0>`", text)
-
-
-def read_options(function: Callable[..., object]) -> dict[str, list[str]]:
-    """Return the help of each parameter, which is empty if the command line does not have it."""
+        return
     fields = {
         name: [note.help for note in getattr(parameter.annotation, "__metadata__", ())]
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in inspect.signature(documented).parameters.items()
     }
-    return fields | {"Returns": [], "Raises": []}
+    texts: list[str] = []
+    field: list[str] | None = None
+    for line in lines:
+        if match := _FIELD.fullmatch(line):
+            field = fields.setdefault(match[1], [])
+            field.append(match[2])
+        elif field is not None and line.startswith(" "):
+            field.append(line.strip())
+        else:
+            texts.append(line)
+            field = None
+    place = next((number for number, line in enumerate(texts) if line[:1] == ":"), len(texts))
+    written = (f":param {name}: {' '.join(words)}" for name, words in fields.items() if words)
+    texts[place:place] = ["", *(_OPTION.sub(r"`\g<0>`", line) for line in written)]
+    lines[:] = texts
 
 
 def omit_constructor(_: Sphinx, kind: str, *__: object) -> tuple[str, None] | None:

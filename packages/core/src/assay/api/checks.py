@@ -90,18 +90,22 @@ def check_generate(  # noqa: PLR0913 - one for each option
     Progress goes to standard error. Each side runs in its own process. The candidate's process does
     not see definitions or patches of this process, only what it imports.
 
-    Each option is described at its parameter. In addition:
-    golden: a folder captured by `assay capture`, or the folder of an earlier check that kept its golden;
-        its bytes are compared with their recorded hashes, unless `no_verify`.
-    candidate_setup: also an importable function; it changes the loaded model or returns another.
-    candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
-        to the candidate's device and dtype.
-    candidate_option: such as {"attention": "eager"}.
-    keep: what stays in the folder of the run, which holds gigabytes for a large model. A given golden
-        is never removed.
+    Args:
+        golden: A folder captured by `assay capture`, or the folder of an earlier check that kept its golden;
+            its bytes are compared with their recorded hashes, unless `no_verify`.
+        candidate_setup: Also an importable function; it changes the loaded model or returns another.
+        candidate_model: The model under test, or a function that makes it, instead of `model`. It is moved
+            to the candidate's device and dtype.
+        candidate_option: Such as {"attention": "eager"}.
+        keep: What stays in the folder of the run, which holds gigabytes for a large model. A given golden
+            is never removed.
 
-    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
-    Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
+    Returns:
+        The verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+
+    Raises:
+        UsageError: What cannot be checked.
+        MachineError: What this machine lacks.
     """
     arguments = dict(locals())
 
@@ -227,8 +231,12 @@ def check_train(  # noqa: PLR0913 - one for each option
 
     Arguments that `check_generate` also has mean the same.
 
-    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
-    Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
+    Returns:
+        The verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+
+    Raises:
+        UsageError: What cannot be checked.
+        MachineError: What this machine lacks.
     """
     arguments = dict(locals())
 
@@ -332,8 +340,12 @@ def check_load(
     Find every tensor of the weight files in the loaded model. Load again under another seed. Record
     which keys of config.json are read. Test the tokenizer and the chat template.
 
-    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
-    Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.
+    Returns:
+        The verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+
+    Raises:
+        UsageError: What cannot be loaded.
+        MachineError: What this machine lacks.
     """
     arguments = dict(locals())
     from assay.load import LoadRequest
@@ -413,18 +425,22 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> "CheckedVerdict":
     """Compare two dumps on disk and locate the first place that differs.
 
-    Each option is described at its parameter. In addition:
-    model: a folder, a hub name or micro:RECIPE.
-    level: "logits", "layer" (repeated blocks), "module" or "op".
-    map: `*` is the same text on both sides.
-    order: one name a line.
-    limits: noise ratios, or metrics such as those of "ascend".
-    output: with `metric` or `compat` and a folder, the table is tensors.csv in the folder.
+    Args:
+        model: A folder, a hub name or micro:RECIPE.
+        level: "logits", "layer" (repeated blocks), "module" or "op".
+        map: `*` is the same text on both sides.
+        order: One name a line.
+        limits: Noise ratios, or metrics such as those of "ascend".
+        output: With `metric` or `compat` and a folder, the table is tensors.csv in the folder.
 
     Under torchrun every rank calls this function, and the ranks share the work.
 
-    Returns: the verdict, with `verdict.passed`, `str(verdict)` and `verdict.folder`.
-    Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
+    Returns:
+        The verdict, with `verdict.passed`, `str(verdict)` and `verdict.folder`.
+
+    Raises:
+        UsageError: A dump cannot be read.
+        WorldError: Another rank fails.
     """
     arguments = dict(locals())
     from assay.plugins import import_torch_alone

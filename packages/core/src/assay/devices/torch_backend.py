@@ -31,7 +31,8 @@ _OLDER_SETTINGS = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
 def seed_all(seed: int) -> list[str]:
     """Seed every random generator, and make torch use deterministic kernels where it has them.
 
-    Returns: sentences about what could not be controlled.
+    Returns:
+        Sentences about what could not be controlled.
 
     >>> assay.seed_all(0)  # doctest: +SKIP
     ['set PYTHONHASHSEED=0 before Python starts: the order of sets of texts differs from run to run']

@@ -89,14 +89,17 @@ def load_model(
 ) -> LoadedModel:
     """Load `model` with its weights rounded to `dtype`.
 
-    dtype: float64, for the yardstick, widens the exact stored weights, and the floating-point
-        buffers as computed in float32.
-    rounded_to: the dtype to which weights and buffers are rounded before they are widened to `dtype`.
-        The model then computes exactly with the values of a run in `rounded_to` (Gemma's embedding
-        scale is 9.8125 in bfloat16 and 9.798 in float32).
-    attention, experts: names of transformers' implementations; None for its default, except that
-        float64 uses the eager experts because the grouped product refuses float64.
-    Raises: UsageError unless the folder holds a complete model of a known type.
+    Args:
+        dtype: Float64, for the yardstick, widens the exact stored weights, and the floating-point
+            buffers as computed in float32.
+        rounded_to: The dtype to which weights and buffers are rounded before they are widened to `dtype`.
+            The model then computes exactly with the values of a run in `rounded_to` (Gemma's embedding
+            scale is 9.8125 in bfloat16 and 9.798 in float32).
+        attention, experts: Names of transformers' implementations; None for its default, except that
+            float64 uses the eager experts because the grouped product refuses float64.
+
+    Raises:
+        UsageError: The folder does not hold a complete model of a known type.
     """
     source = resolve_model(model) if isinstance(model, str) else model
     for name in (dtype, rounded_to or dtype):

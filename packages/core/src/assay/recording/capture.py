@@ -58,31 +58,35 @@ class CaptureFunction:
         Use the result in a with-statement, as a decorator, or by `start` and `stop`. Each rank of
         `torch.distributed` writes a folder `rank-N`; `assay.compare` reads them as one dump.
 
-        model: None for code that uses only `capture.record` and counts steps by `step`.
-        folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
-        level: `module` records the tensors of every module, each distinct one once; `logits` only
-            the inputs and outputs of the model; `op` also the results of every operation (aten)
-            that runs in the thread of `start`.
-        include, exclude: globs of module paths, such as "model.layers.0.*".
-        steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes of a run
-            without an optimizer.
-        tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
-        warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor
-            has a shape, such as "8x512".
-        weights: record parameters at the beginning of each step, and their gradients.
-        stats_only: record statistics of each tensor instead of its values, see `statistics.NAMES`.
-        noise_for: dtypes of candidates, such as "bfloat16". A copy of the model repeats each pass in
-            each dtype, and the trace keeps the errors, by which `assay.compare` judges. One rank.
-        max_disk, max_seconds: limits on the size of the trace, such as "20G", and on the time that
-            the run waits for it. From half of a limit on, only outputs are recorded, from 90% on
-            only statistics.
-        max_memory: limit on copies that wait to be written.
-        control: "SIGUSR1", which turns the capture off and on, or a file that holds
-            {"capture": true, "tokens": "0:16"} and may change at any time.
-        Raises: UsageError for a glob that no module matches, a model that is being captured, or any
-            compiled part for level="op"; TraceError if the folder is not empty; StorageError if it
-            cannot be written or reached. A later error ends the capture with a message, and the run
-            continues.
+        Args:
+            model: None for code that uses only `capture.record` and counts steps by `step`.
+            folder: New or empty, or a URL that fsspec opens, such as "s3://bucket/run".
+            level: `module` records the tensors of every module, each distinct one once; `logits` only
+                the inputs and outputs of the model; `op` also the results of every operation (aten)
+                that runs in the thread of `start`.
+            include, exclude: Globs of module paths, such as "model.layers.0.*".
+            steps: Numbers and ranges such as "0,100:102": optimizer steps, or forward passes of a run
+                without an optimizer.
+            tokens: Forward passes of each generation, such as "0:16"; 0 is the prefill.
+            warmup: Passes that are not counted: the first ones, such as "3", or those whose first tensor
+                has a shape, such as "8x512".
+            weights: Record parameters at the beginning of each step, and their gradients.
+            stats_only: Record statistics of each tensor instead of its values, see `statistics.NAMES`.
+            noise_for: Dtypes of candidates, such as "bfloat16". A copy of the model repeats each pass in
+                each dtype, and the trace keeps the errors, by which `assay.compare` judges. One rank.
+            max_disk, max_seconds: Limits on the size of the trace, such as "20G", and on the time that
+                the run waits for it. From half of a limit on, only outputs are recorded, from 90% on
+                only statistics.
+            max_memory: Limit on copies that wait to be written.
+            control: "SIGUSR1", which turns the capture off and on, or a file that holds
+                {"capture": true, "tokens": "0:16"} and may change at any time.
+
+        Raises:
+            UsageError: No module matches a glob, the model is being captured, or a part is compiled for
+                level="op".
+            TraceError: The folder is not empty.
+            StorageError: The folder cannot be written or reached. A later error ends the capture with a
+                message, and the run continues.
 
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
@@ -133,11 +137,14 @@ class CaptureFunction:
 
         The tensor belongs to the current forward pass, or to the current step outside of one.
 
-        name: takes the place of a module path in `assay compare`.
-        dims: a word for each dim, such as "b s h[tp]": h is divided over the ranks of tp.
-        request, positions: as in `rows`. Inside of a forward pass, those of the pass by default.
-        Raises: UsageError if the number of words in `dims` differs from the number of dims, or the
-            number of positions from that of requests.
+        Args:
+            name: Takes the place of a module path in `assay compare`.
+            dims: A word for each dim, such as "b s h[tp]": h is divided over the ranks of tp.
+            request, positions: As in `rows`. Inside of a forward pass, those of the pass by default.
+
+        Raises:
+            UsageError: The number of words in `dims` differs from the number of dims, or the number of
+                positions from that of requests.
 
         >>> assay.capture.record("rotary", cos, "s h", positions=range(8))  # doctest: +SKIP
         """
@@ -153,9 +160,12 @@ class CaptureFunction:
     def rows(requests: int | Sequence[int], positions: Positions | Sequence[Positions]) -> None:
         """Set the rows of the next forward pass, which servers with continuous batching reorder.
 
-        requests: the request number of each row. In tensors of (tokens, channels), a row is a token.
-        positions: for each row the position of its token, or of its tokens, in the request; -1 for padding.
-        Raises: UsageError if the number of positions differs from the number of requests.
+        Args:
+            requests: The request number of each row. In tensors of (tokens, channels), a row is a token.
+            positions: For each row the position of its token, or of its tokens, in the request; -1 for padding.
+
+        Raises:
+            UsageError: The number of positions differs from the number of requests.
 
         >>> assay.capture.rows([7, 7, 7, 9], [0, 1, 2, 40])  # doctest: +SKIP
         """
