@@ -16,16 +16,14 @@ nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "unit", "subsystem", "runners", "repo"]
 nox.options.default_venv_backend = "none"  # sessions share those of environments/shared.py
 
-# Two tests at a time take half as long on two cores. A file's tests share its fixtures.
-_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
+_AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # the tests of a file share its fixtures
 
 
 @nox.session(tags=["static"])
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
-    tools = tools_environment(session)
-    tools.run(session, "ruff", "check")
-    tools.run(session, "ruff", "format", "--check")
+    tools_environment(session).run(session, "ruff", "check")
+    tools_environment(session).run(session, "ruff", "format", "--check")
 
 
 @nox.session(tags=["static"])
@@ -37,33 +35,35 @@ def types(session: nox.Session) -> None:
 @nox.session(tags=["tests"])
 def unit(session: nox.Session) -> None:
     """Test each part of the packages on its own, without an accelerator. `-- -k NAME`."""
-    folders = [folder for folder in _files("packages/*/tests/unit") if "runners" not in folder]
-    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *folders, *session.posargs)
+    _run_tests(session, "not long", *_unit_folders())
 
 
 @nox.session(tags=["tests"])
 def subsystem(session: nox.Session) -> None:
     """Test parts together: whole commands, processes and reports on micro models."""
-    _run_subsystem_tests(session, "not long")
+    _run_tests(session, "not long", *_files("packages/*/tests/subsystem"))
 
 
 @nox.session(name="subsystem-long", default=False, tags=["long"])
 def subsystem_long(session: nox.Session) -> None:
     """Repeat whole commands for further models, trainers, meshes, libraries and faults."""
-    _run_subsystem_tests(session, "long")
+    _run_tests(session, "long", *_files("packages/*/tests/subsystem"), *_unit_folders())
 
 
-def _run_subsystem_tests(session: nox.Session, marks: str) -> None:
-    words = ["--durations=15", "-m", marks, *_files("packages/*/tests/subsystem")]
-    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *words, *session.posargs)
+def _run_tests(session: nox.Session, marks: str, *folders: str) -> None:
+    words = ["--durations=15", "-m", marks, *folders, *session.posargs]
+    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *words)
+
+
+def _unit_folders() -> list[str]:  # those of runners are in the session `runners`, without torch
+    return [folder for folder in _files("packages/*/tests/unit") if "runners" not in folder]
 
 
 @nox.session(tags=["static"])
 def runners(session: nox.Session) -> None:
     """Check the runner layer: workflows by GitHub's own parser, their security, rendered files."""
     tools = tools_environment(session)
-    words = ["--offline", "--persona", "pedantic", ".github", "examples"]
-    tools.run_program(session, "zizmor", *words)
+    tools.run_program(session, "zizmor", "--offline", "--persona=pedantic", ".github", "examples")
     for schema, pattern in (
         ("vendor.github-workflows", ".github/workflows/*.yml"),
         ("vendor.github-actions", ".github/actions/*/*.yml"),
@@ -193,8 +193,8 @@ def bench(session: nox.Session) -> None:
 @nox.session(name="bench-rates", default=False, tags=["long"])
 def bench_rates(session: nox.Session) -> None:
     """Measure the error rates of comparisons of models."""
-    words = ["packages/bench/tests/rates", "--capture=no"]
-    torch_environment(session).run(session, "pytest", *words, *session.posargs)
+    words = ["pytest", "packages/bench/tests/rates", "--capture=no", *session.posargs]
+    torch_environment(session).run(session, *words)
 
 
 @nox.session(default=False, tags=["fleet"])
@@ -235,8 +235,8 @@ def propose(session: nox.Session) -> None:
 @nox.session(name="report-nightly", default=False, tags=["fleet"])
 def report_nightly(session: nox.Session) -> None:
     """Keep the issues that say how the nightly run stands, and whether the machines need a newer runner."""
-    words = ["runners", "report-nightly", *session.posargs]
-    tools_environment(session).run(session, "assay.cli", *words)
+    tools = tools_environment(session)
+    tools.run(session, "assay.cli", "runners", "report-nightly", *session.posargs)
 
 
 @nox.session(default=False, tags=["fleet"])

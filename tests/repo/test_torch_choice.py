@@ -1,5 +1,6 @@
 """Accelerators that the operating system shows, and which torch is chosen for which machine (ASSAY_TORCH)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def test_a_torch_that_cannot_be_imported_is_none(site: Path, source: str) -> Non
 DISPLAY, COMPUTE, PROCESSING = "0x030000", "0x038000", "0x120000"
 
 
-# What shows the accelerator of each vendor: files, and PCI devices.
+# What was seen of a vendor's accelerator: files, and PCI devices. A new vendor needs no line.
 MACHINES: dict[str, tuple[list[str], list[tuple[str, str]]]] = {
     "nvidia": (["dev/nvidia0", "dev/nvidiactl"], []),
     "amd": (["dev/kfd"], [("0x1002", PROCESSING)]),
@@ -189,12 +190,26 @@ def make_machine(root: Path, *nodes: str, pci: tuple[tuple[str, str], ...] = ())
     return root
 
 
+def made_up_machine(vendor: VendorEntry) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return a file that the first pattern of the entry matches, and a device of its first class."""
+    node = re.sub(r"\[[^]]+\]|[*?]", "0", vendor.shown_by[0])
+    return [node], [(vendor.pci_vendor, one.ljust(8, "0")) for one in vendor.pci_classes[:1]]
+
+
+def test_a_vendor_without_a_line_is_shown_by_its_entry(tmp_path: Path) -> None:
+    vendor = VendorEntry("new", "New", ("dev/new/[0-9]*",), "0x1e52", ("0x1200",))
+    nodes, pci = made_up_machine(vendor)
+    assert (nodes, pci) == (["dev/new/00"], [("0x1e52", PROCESSING)])
+    (found,) = visible_accelerators(make_machine(tmp_path, *nodes, pci=tuple(pci)), [vendor])
+    assert found == Accelerator(vendor, str(tmp_path / "dev/new/00"))
+
+
 @pytest.mark.parametrize("vendor", CONFIGURED, ids=lambda vendor: vendor.name)
 def test_an_accelerator_with_a_driver_is_shown(tmp_path: Path, vendor: VendorEntry) -> None:
     if not vendor.shown_by:
         assert vendor.name == "cpu"
         return
-    nodes, pci = MACHINES[vendor.name]
+    nodes, pci = MACHINES.get(vendor.name) or made_up_machine(vendor)
     (found,) = visible_accelerators(make_machine(tmp_path, *nodes, pci=tuple(pci)), CONFIGURED)
     assert found == Accelerator(vendor, str(tmp_path / nodes[0]))
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,6 +126,7 @@ def _addition() -> Sequence[Document]:
     return [{"question": f"{a}+{b}=", "sum": str(a + b)} for a, b in rng.sample(pairs, _MAX_ITEMS)]
 
 
+@cache
 def _pieces() -> list[str]:
     _, held_out = standard_library_text()
     text = held_out.decode(errors="ignore")

@@ -2,11 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from packages.core.tests.subsystem.commands import run_command
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -35,8 +36,7 @@ def scale(model):
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "assay.cli", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_command("bench", *arguments)
 
 
 def judged(*arguments: str) -> tuple[int, dict[str, Any]]:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from packages.core.tests.subsystem.commands import run_command
+
 # Two tunings take 15 s on an idle machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -44,12 +46,11 @@ FULL, LORA = "micro-llama/full/seed-0", "micro-llama/lora/seed-0"
 
 
 def command(recipe: Path, output: Path) -> list[str]:
-    words = ["bench", "tune", str(recipe), "--output", str(output), "--json"]
-    return [sys.executable, "-m", "assay.cli", *words]
+    return ["bench", "tune", str(recipe), "--output", str(output), "--json"]
 
 
 def judged(recipe: Path, output: Path) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(command(recipe, output), capture_output=True, text=True, check=False)
+    done = run_command(*command(recipe, output))
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -58,7 +59,9 @@ def interrupt(recipe: Path, output: Path, tuning: str, number: signal.Signals) -
     """Interrupt the command after the first checkpoint of `tuning`."""
     losses = output / tuning / "losses.jsonl"
     with subprocess.Popen(
-        command(recipe, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "assay.cli", *command(recipe, output)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         while process.poll() is None:
             if losses.is_file() and losses.read_bytes().count(b"\n") > CHECKPOINT_EVERY:
@@ -114,6 +117,6 @@ def test_interrupted_tuning_continues_with_equal_losses(recipe: Path, tmp_path: 
     assert (parts / LORA / "adapter" / "adapter_config.json").is_file()
 
     recipe.write_text(RECIPE.replace("3e-3", "4e-3"), encoding="utf-8")
-    done = subprocess.run(command(recipe, parts), capture_output=True, text=True, check=False)
+    done = run_command(*command(recipe, parts))
     assert done.returncode == 2
     assert done.stderr.startswith(f"assay: {parts} holds tunings of another recipe")

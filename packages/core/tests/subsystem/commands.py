@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -42,9 +43,9 @@ def arguments_of_command(arguments: list[str]) -> Iterator[None]:
         sys.argv = argv
 
 
-def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
-    """`assay ARGUMENTS --output FOLDER`."""
-    texts = [*map(str, arguments), "--output", str(folder)]
+def run_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`assay ARGUMENTS`, as `subprocess.run` would return it."""
+    texts = [*map(str, arguments)]
     out, err = io.StringIO(), io.StringIO()
     with arguments_of_command(texts), redirect_stdout(out), redirect_stderr(err):
         try:
@@ -52,7 +53,13 @@ def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
         except SystemExit as end:
             code = end.code
     assert isinstance(code, int)
-    return Finished(code, out.getvalue(), err.getvalue(), folder)
+    return subprocess.CompletedProcess(texts, code, out.getvalue(), err.getvalue())
+
+
+def run_in_process(folder: Path, *arguments: str | Path) -> Finished:
+    """`assay ARGUMENTS --output FOLDER`."""
+    done = run_command(*arguments, "--output", folder)
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
 
 
 def error_of(run: Any) -> str:

@@ -36,27 +36,39 @@ def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
     assert "Divide the candidate's heads, features, vocabulary over N ranks." in api
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[b](b.md)", ""),
-        ("[b](../examples)", ""),
-        ("[b](absent.md)", "xref_missing"),
-        ("[b](b.md#no-such)", "xref_missing"),
-        ("[b](#no-such)", "xref_missing"),
-        ("![b](absent.png)", "image.not_readable"),
-    ],
-)
-def test_a_broken_link_is_found(tmp_path: Path, text: str, message: str) -> None:
-    source = tmp_path / "source"
+# By page, a link and the warning about it.
+LINKS = {
+    "right": ("[b](b.md)", ""),
+    "folder": ("[b](../examples)", ""),
+    "absent": ("[b](no-such.md)", "xref_missing"),
+    "anchor": ("[b](b.md#no-such)", "xref_missing"),
+    "own_anchor": ("[b](#no-such)", "xref_missing"),
+    "picture": ("![b](no-such.png)", "image.not_readable"),
+}
+
+
+@pytest.fixture(scope="module")
+def site_of_links(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """Build a site with a page for each link, once for all of them."""
+    source = tmp_path_factory.mktemp("source")
     (source / "docs/site").mkdir(parents=True)
     (source / "examples").mkdir()
-    (source / "README.md").write_text(README + "| [b](docs/b.md) | b |\n")
-    (source / "docs/a.md").write_text(f"# A\n\n{text}\n")
+    rows = "".join(f"| [{name}](docs/{name}.md) | b |\n" for name in ("b", *LINKS))
+    (source / "README.md").write_text(README.replace("| [a](docs/a.md) | a |\n", rows))
+    for name, (text, _) in LINKS.items():
+        (source / f"docs/{name}.md").write_text(f"# A\n\n{text}\n")
     (source / "docs/b.md").write_text("# B\n")
     (source / "docs/site/api.md").write_text("# API\n")
-    ended = build(source, tmp_path / "site")
-    assert (ended.returncode, message in ended.stderr) == (bool(message), True), ended.stderr
+    return build(source, tmp_path_factory.mktemp("site"))
+
+
+@pytest.mark.parametrize("page", LINKS)
+def test_a_broken_link_is_found(site_of_links: subprocess.CompletedProcess[str], page: str) -> None:
+    assert site_of_links.returncode == 1
+    told = [line for line in site_of_links.stderr.splitlines() if f"docs/{page}.md" in line]
+    _, message = LINKS[page]
+    assert len(told) == bool(message), site_of_links.stderr
+    assert all(message in line for line in told)
 
 
 def test_a_page_that_the_readme_does_not_list_is_found(tmp_path: Path) -> None:

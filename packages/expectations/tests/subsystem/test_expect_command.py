@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import transformers
 from assay.models import RECIPES
 from assay_expectations.capture_and_verify import SHIPPED
 from assay_expectations.records import read_expectation
+from packages.core.tests.subsystem.commands import run_command
 
 FAULTS = """
 import torch
@@ -38,8 +38,7 @@ def poison(model):
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "assay.cli", "expect", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_command("expect", *arguments)
 
 
 def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

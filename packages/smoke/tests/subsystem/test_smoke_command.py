@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from assay_smoke.matrix.cases import case_of
+from packages.core.tests.subsystem.commands import run_command
 
 PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "assay.cli", "smoke", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_command("smoke", *arguments)
 
 
 def test_the_plan_is_printed_without_torch() -> None:

@@ -85,6 +85,14 @@ def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
     return [(other, one) if number % 2 else (one, other) for number, (one, other) in pairs]
 
 
+def long_without(names: Iterable[str], pairs: Iterable[tuple[str, ...]]) -> list[Any]:
+    """Mark as long the pairs that have none of the names."""
+    repeats = pytest.mark.long
+    return [
+        pytest.param(*pair, marks=[] if set(names) & set(pair) else [repeats]) for pair in pairs
+    ]
+
+
 PAIRS = [
     (model, *pair)
     for model, of in LAYOUTS_OF.items()
@@ -93,7 +101,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "one", "other"), PAIRS)
+@pytest.mark.parametrize(("model", "one", "other"), long_without(["tp=1", "tp=4"], PAIRS))
 def test_layouts_agree(dump_of: DumpOf, model: str, one: str, other: str) -> None:
     """EXPECTED declares no layout: shapes and values determine it. ACTUAL declares its dims."""
     verdict = judge(dump_of(model, one, "assay"), dump_of(model, other, "sglang"))
@@ -136,7 +144,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["assay", "sglang"])
+@pytest.mark.parametrize("form", ["assay", pytest.param("sglang", marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_one_ranks_weights_is_located_with_its_rank(
     runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path, fault: str, form: Format
@@ -238,7 +246,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize(("one", "other"), in_turn(EXPERTS))
+@pytest.mark.parametrize(("one", "other"), long_without(["one rank"], in_turn(EXPERTS)))
 def test_experts_are_matched_however_ranks_number_them(
     runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
 ) -> None:
@@ -268,7 +276,7 @@ CONTEXT = {
 }
 
 
-@pytest.mark.parametrize(("one", "other"), in_turn(CONTEXT))
+@pytest.mark.parametrize(("one", "other"), long_without(["one rank"], in_turn(CONTEXT)))
 def test_parts_of_a_prompt_are_matched_by_position(
     runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
 ) -> None:
