@@ -99,7 +99,7 @@ def record(model: Any, folder: Path, *, parameters: bool = False) -> Recorded:
         model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=258)
     dump = open_dump(folder)
     values = [
-        Value(one.site.at, one.site.port, dump.read(one).clone(), dump.rows.get(one.site.at))
+        Value(one.site.at, one.site.port, one.read().clone(), one.rows)
         for one in dump.tensors
         if not one.site.port.startswith("changed.")
     ]

@@ -46,7 +46,7 @@ def assert_bitwise_equal(expected: Path, actual: Path) -> None:
     sides = open_dump(str(expected)), open_dump(str(actual))
     for one, other in zip(*(side.tensors for side in sides), strict=True):
         assert one.site == other.site
-        assert torch.equal(sides[0].read(one), sides[1].read(other)), one.site
+        assert torch.equal(one.read(), other.read()), one.site
 
 
 def judged(expected: Path, actual: Path) -> Verdict:

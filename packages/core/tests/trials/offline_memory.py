@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.offline import check, measured_dumps, replaying
 from assay.offline.check import CompareOptions
@@ -93,13 +93,10 @@ def open_shared(path: str) -> Dump:
 
 def read_once(dump: Dump) -> Dump:
     """Keep the tensors of a dump in memory after the first reading."""
-    kept: dict[Hashable, Tensor] = {}
-    read: Callable[[DumpedTensor], Tensor] = dump.read
 
-    def recall(tensor: DumpedTensor) -> Tensor:
-        key = tensor.site, tensor.key
-        if key not in kept:
-            kept[key] = read(tensor)
-        return kept[key].clone()  # a model may write to what it is given
+    def keep(load: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        read = cache(load)
+        return lambda: read().clone()  # a model may write to what it is given
 
-    return replace(dump, read=recall)
+    tensors = [replace(one, load=keep(one.load)) if one.load else one for one in dump.tensors]
+    return replace(dump, tensors=tensors)

@@ -1,9 +1,12 @@
 """The interface of a dump reader.
 
-A reader lists the tensors in the files of one tool as `DumpedTensor`, and reads their values on demand.
+A reader yields the tensors in the files of one tool as `DumpedTensor`: address, rows, placement, and the
+function that reads the values.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -39,7 +42,12 @@ class DumpedTensor:
       gradient that is passed on, `parameter.weight` the gradient of a parameter.
     """
     key: str
-    """Name of the tensor in the dump, for the reader and for messages."""
+    """Name of the tensor in the dump, for messages."""
+    load: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
+    """Read the values, on the CPU. None if the dump holds only the statistics.
+
+    Raises: UnreadableFileError, naming the file.
+    """
     order: int = 0
     """Position in the order in which the calls finished."""
     class_name: str = ""
@@ -52,8 +60,8 @@ class DumpedTensor:
     """Recorded statistics. `norm` is Euclidean; `assay.recording.recorders` describes the others."""
     noise: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
     """By dtype, the error of a run in that dtype: norm of the error, norm of this tensor, elements."""
-    has_values: bool = True
-    """False if the dump holds only the statistics."""
+    rows: RowMap | None = None
+    """Prompt and position of each row of the call, where the dump records them."""
     layout: str = ""
     """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" if unknown."""
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -62,10 +70,17 @@ class DumpedTensor:
     """Global rank of the writer, where `site` numbers ranks within a group; None if they agree."""
 
     @classmethod
-    def of_values(cls, site: Site, key: str, values: Tensor) -> Self:
-        """Describe a tensor that has been opened."""
+    def of_values(
+        cls, site: Site, key: str, load: Callable[[], Tensor] | None, values: Tensor
+    ) -> Self:
+        """Describe a tensor whose values have been opened."""
         dtype = str(values.dtype).removeprefix("torch.")
-        return cls(site, key, dtype=dtype, shape=tuple(values.shape))
+        return cls(site, key, load, dtype=dtype, shape=tuple(values.shape))
+
+    @property
+    def has_values(self) -> bool:
+        """Return False if the dump holds only the statistics."""
+        return self.load is not None
 
     @property
     def writer(self) -> int:
@@ -78,6 +93,57 @@ class DumpedTensor:
         dtype = getattr(torch, self.dtype, None) if self.dtype else None
         return prod(self.shape or (0,)) * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
 
+    @property
+    def described(self) -> Self:
+        """Return the description without access to the values, small enough for another process."""
+        return replace(self, load=None, rows=None)
+
+    def moved(self, **changes: object) -> Self:
+        """Return the tensor with changed fields of its `CallSite`."""
+        at = replace(self.site.at, **changes)  # type: ignore[arg-type]  # fields of CallSite
+        return replace(self, site=Site(at, self.site.port))
+
+    def read(self) -> Tensor:
+        """Read the values, on the CPU.
+
+        Raises: UnreadableFileError, naming the file.
+        """
+        if self.load is None:
+            raise UnreadableFileError(f"{self.key} has no values")
+        return self.load()
+
+    def read_intact(self) -> Tensor | None:
+        """Read the values; None without values, or if the file is damaged.
+
+        The comparison of the tensor reports it.
+        """
+        try:
+            return self.load() if self.load is not None else None
+        except UnreadableFileError:
+            return None
+
+    def holds_equal(self, other: "DumpedTensor") -> bool:
+        """Return True if the values of both can be read and are equal."""
+        value, repeated = self.read_intact(), other.read_intact()
+        return value is not None and repeated is not None and torch.equal(value, repeated)
+
+
+class DamagedFiles:
+    """Missing and unreadable files of a dump. The rest is read, but the dump cannot pass."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.first_error: UnreadableFileError | None = None
+
+    @contextmanager
+    def skipped(self) -> Iterator[None]:
+        """Record an unreadable file and leave the context."""
+        try:
+            yield
+        except UnreadableFileError as error:
+            self.first_error = self.first_error or error
+            self.problems.append(str(error))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
@@ -88,13 +154,6 @@ class Dump:
     path: Path
     tensors: Sequence[DumpedTensor]
     """Every tensor, in the order in which the calls finished."""
-    read: Callable[[DumpedTensor], Tensor]
-    """Read the values of one of `tensors`, on the CPU.
-
-    Raises: UnreadableFileError, naming the file.
-    """
-    rows: Mapping[CallSite, RowMap] = field(default_factory=dict)
-    """Prompt and position of each row of a call, where the dump records them."""
     rounded_to: str = ""
     """Dtype to which the inputs of every module were rounded; "" for none."""
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +166,32 @@ class Dump:
     """True if the dump records that the run ended."""
     is_ordered: bool = True
     """False if `tensors` are ordered by name, as the dump does not record the order of the calls."""
+
+    @classmethod
+    def of_found(
+        cls,
+        format_name: str,
+        path: Path,
+        found: Iterable[DumpedTensor],
+        damaged: DamagedFiles | None = None,
+        provenance: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Build a dump from `found`, in the order in which the calls finished.
+
+        Raises: UnreadableFileError if no tensor can be read, or for a shape that no memory can hold.
+        """
+        damaged = damaged or DamagedFiles()
+        tensors = [replace(tensor, order=order) for order, tensor in enumerate(found)]
+        for tensor in tensors:
+            shape = tensor.shape or ()
+            if max(prod(shape), *shape, 0) > sys.maxsize:
+                raise UnreadableFileError.of(path, f"{tensor.key} has an impossible shape")
+        if damaged.first_error and not tensors:
+            raise damaged.first_error
+        return cls(
+            format=format_name, path=path, tensors=tensors,
+            provenance=provenance or {}, problems=damaged.problems,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -122,30 +207,6 @@ class Dump:
     def is_training(self) -> bool:
         """Return True if the dump holds a backward pass."""
         return any(tensor.site.at.phase == "backward" for tensor in self.tensors)
-
-    def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
-        """Read the values; None without values, or if the file is damaged.
-
-        The comparison of the tensor reports it.
-        """
-        try:
-            return self.read(tensor) if tensor.has_values else None
-        except UnreadableFileError:
-            return None
-
-    def with_values(self, loaders: Mapping[tuple[Site, str], Callable[[], Tensor]]) -> "Dump":
-        """Return the dump with other values of some tensors. loaders: by site and key of the tensor."""
-
-        def read(tensor: DumpedTensor) -> Tensor:
-            load = loaders.get((tensor.site, tensor.key))
-            return self.read(tensor) if load is None else load()
-
-        return replace(self, read=read)
-
-    def holds_equal(self, one: DumpedTensor, other: DumpedTensor) -> bool:
-        """Return True if both values can be read and are equal."""
-        value, repeated = self.read_intact(one), self.read_intact(other)
-        return value is not None and repeated is not None and torch.equal(value, repeated)
 
 
 class Reader(Protocol):

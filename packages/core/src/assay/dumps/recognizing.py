@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Reader
+from assay.dumps.protocol import Dump, DumpError, Reader
 from assay.dumps.readers.assay_trace import AssayReader
 from assay.dumps.readers.atb import AtbReader
 from assay.dumps.readers.model_folder import ModelFolderReader
@@ -110,14 +110,15 @@ def _open_fetched(copy: RemoteCopy, format_name: str | None, model_name: str | N
         dump,
         url=str(copy.url),
         problems=[copy.name_in(problem) for problem in dump.problems],
-        read=partial(_read_fetched, copy, dump.read),
+        tensors=[
+            replace(one, load=partial(_read_fetched, copy, one.load)) if one.load else one
+            for one in dump.tensors
+        ],
     )
 
 
-def _read_fetched(
-    copy: RemoteCopy, read: Callable[[DumpedTensor], Tensor], tensor: DumpedTensor
-) -> Tensor:
+def _read_fetched(copy: RemoteCopy, load: Callable[[], Tensor]) -> Tensor:
     try:
-        return read(tensor)
+        return load()
     except UnreadableFileError as error:
         raise UnreadableFileError(copy.name_in(str(error))) from None

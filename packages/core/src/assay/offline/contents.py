@@ -95,7 +95,7 @@ def _find_damaged(dump: Dump) -> list[str]:
     with subtask(f"reads {dump.name}", sum(one.size_bytes for one in stored), "bytes") as task:
         for tensor in stored:
             try:
-                dump.read(tensor)
+                tensor.read()
             except UnreadableFileError as error:
                 errors[str(error)] = None
             task.advance(tensor.size_bytes)
@@ -197,20 +197,18 @@ def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
         if any(one.shape != shapes.get(one.site.at.rank) for one in both[1]):
             return set()
         if len(votes) < _MOST_PLACES and "float" in series.first.dtype:
-            votes += _vote(expected, actual, both[0], both[1])
+            votes += _vote(both[0], both[1])
     return lost if sum(votes) * 2 > len(votes) else set()
 
 
-def _vote(
-    expected: Dump, actual: Dump, parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]
-) -> list[bool]:
+def _vote(parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]) -> list[bool]:
     """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
     values = {
         one.site.at.rank: value.double()
         for one in parts
-        if (value := expected.read_intact(one)) is not None
+        if (value := one.read_intact()) is not None
     }
-    other = actual.read_intact(others[0])
+    other = others[0].read_intact()
     if other is None or len(values) < len(parts):
         return []
     if len({one.shape for one in values.values()}) > 1:
@@ -254,11 +252,11 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
     for pairs in _list_decode_pairs(find_passes(dump)):
         telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
         for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
-            repeated = [series for series in outputs if _is_same(dump, series, one, other)]
-            if repeated and _is_evidence(dump, series_of, (one, other), repeated):
+            repeated = [series for series in outputs if _is_same(series, one, other)]
+            if repeated and _is_evidence(series_of, (one, other), repeated):
                 steps = dict.fromkeys(each for pair in pairs for each in pair)
                 for series in repeated:
-                    same = [each for each in steps if _is_same(dump, series, each, other)]
+                    same = [each for each in steps if _is_same(series, each, other)]
                     found |= {
                         str(held.site): held for each in same for held in series.held_in(each)
                     }
@@ -298,28 +296,24 @@ def _have_different_ids(one: Pass, other: Pass) -> bool:
     return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
 
 
-def _is_same(
-    dump: Dump, series: Series, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
-) -> bool:
+def _is_same(series: Series, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES) -> bool:
     """Return True if a port holds equal values in two passes on all ranks."""
     sides = series.held_in(one), series.held_in(other)
     return len(sides[0]) == len(sides[1]) > 0 and all(
-        _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
+        _are_equal(*both, fewest_values) for both in zip(*sides, strict=True)
     )
 
 
-def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values: int) -> bool:
+def _are_equal(one: DumpedTensor, other: DumpedTensor, fewest_values: int) -> bool:
     if one.shape != other.shape or one.has_values != other.has_values:
         return False
     if not one.has_values:
         known = one.statistics
         return known == other.statistics and known.get("max") != known.get("min")
-    return dump.holds_equal(one, other) and len(dump.read(one).double().unique()) >= fewest_values
+    return one.holds_equal(other) and len(one.read().double().unique()) >= fewest_values
 
 
-def _is_evidence(
-    dump: Dump, series_of: SeriesByPort, pair: _Pair, repeated: Sequence[Series]
-) -> bool:
+def _is_evidence(series_of: SeriesByPort, pair: _Pair, repeated: Sequence[Series]) -> bool:
     """Return True if several modules, or the logits, have equal results for different inputs."""
     have_different_ids = _have_different_ids(*pair)
     if have_different_ids and any(series.port.level == "logits" for series in repeated):
@@ -333,7 +327,7 @@ def _is_evidence(
             and other.held_in(pair[0])
         ]
         # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
-        is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
+        is_explained = all(_is_same(one, *pair, fewest_values=0) for one in inputs)
         if not is_explained or (have_different_ids and not inputs):
             found.add(series.port.module)
     if len(found) >= _FEWEST_MODULES:
@@ -344,7 +338,7 @@ def _is_evidence(
         len(modules) >= _FEWEST_MODULES
         and any("att" in module.lower() for module in modules)
         and all(
-            _is_same(dump, series, *pair, fewest_values=0)
+            _is_same(series, *pair, fewest_values=0)
             for port, series in series_of.items()
             if port.direction == "output" and series.held_in(pair[0])
         )

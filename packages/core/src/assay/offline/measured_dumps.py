@@ -134,7 +134,7 @@ class Pairing:
     def find_flips(self, score_noise: ScoreNoise) -> list[Flip]:
         """Return the expert choices that differ at near ties."""
         pairs = self.alignment.pairs
-        return find_flips(self.matching.pairs, pairs, self.expected, self.actual, score_noise)
+        return find_flips(self.matching.pairs, pairs, score_noise)
 
     @property
     def measurer(self) -> PairMeasurer:
@@ -184,7 +184,7 @@ def pair_dumps(
     if alignment.pairs:
         num_modules = len({port.module for port in both[0]})
         found = match_by_topology(
-            *open_graphs(both, (expected, actual), alignment.pairs[0]),
+            *open_graphs(both, alignment.pairs[0]),
             partner_of,
             by_order=len(partner_of) < _LEAST_NAMESAKES * num_modules,
         )
@@ -200,7 +200,7 @@ def pair_dumps(
     graphs = None
     if alignment.pairs or all(port.direction == "parameter" for port in series_of):
         shared = next(iter(alignment.pairs), PassPair(Pass(0, 0, None), Pass(0, 0, None)))
-        graphs = open_graphs(both, (expected, actual), shared)
+        graphs = open_graphs(both, shared)
     # The level is that of the expected port: the head may have another name in ACTUAL.
     matching = match_series(series_of, both[1], partner_of, guesses, graphs)
     chosen = {str(port) for port in actual_series}
@@ -215,10 +215,8 @@ def pair_dumps(
             "the two sides order the channels of a head differently for rotary embedding, in halves or in"
             f" neighbors: {name_some(matching.rotated)} compared in one order"
         )
-    tokens = compare_ids(alignment, partial(_read_logits, expected, actual, matching, alignment))
-    expected, actual = place_expert_rows(
-        expected, actual, matching, alignment.pairs, tokens.first_different
-    )
+    tokens = compare_ids(alignment, partial(_read_logits, matching, alignment))
+    place_expert_rows(matching, alignment.pairs, tokens.first_different)
     return Pairing(expected, actual, matching, alignment, tokens, (series_of, actual_series), notes)
 
 
@@ -288,9 +286,8 @@ def _choose(series_of: SeriesByPort, level: ComparedLevel | None) -> SeriesByPor
 
 
 def _read_logits(
-    expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment,
-    prompt: int, position: int,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    matching: Matching, alignment: TokenAlignment, prompt: int, position: int
+) -> tuple[Tensor, Tensor] | None:
     """Return expected and actual logits of a token, (V,); None unless both dumps hold them."""
     matched = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
     for pair in map(PassPair.by_row, alignment.pairs) if matched is not None else ():
@@ -308,7 +305,7 @@ def _read_logits(
         sides = matched.expected.held_in(pair.expected), matched.actual.held_in(pair.actual)
         if not len(sides[0]) == len(sides[1]) == 1:
             return None
-        reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
+        reference, value = (side[0].read_intact() for side in sides)
         if reference is None or value is None:
             return None
         taken = take_both(of_token, value, reference)

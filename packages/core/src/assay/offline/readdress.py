@@ -4,7 +4,7 @@ Tensor-parallel shards keep their ranks. `measuring/placed_parts.py` compares th
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -15,20 +15,7 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.measuring.placed_parts import LayoutError, parse_layout, place_declared
 from assay.offline.pairing.alignment import read_ids, read_positions
 from assay.offline.pairing.port_series import ROUTERS
-from assay.sites import RowMap, Site
-
-
-def move_tensor(tensor: DumpedTensor, **changes: object) -> DumpedTensor:
-    """Return a tensor with changed fields of its `CallSite`."""
-    at = replace(tensor.site.at, **changes)  # type: ignore[arg-type]  # fields of CallSite
-    return replace(tensor, site=Site(at, tensor.site.port))
-
-
-def move_all(dump: Dump, moves: Iterable[tuple[DumpedTensor, DumpedTensor]]) -> Dump:
-    """Return a dump with the first tensor of each pair replaced by the second. Rows move along."""
-    moves = list(moves)
-    rows = {new.site.at: dump.rows[old.site.at] for old, new in moves if old.site.at in dump.rows}
-    return replace(dump, tensors=[new for _, new in moves], rows=rows)
+from assay.sites import RowMap
 
 
 def join_later_calls(dump: Dump) -> Dump:
@@ -50,17 +37,15 @@ def join_later_calls(dump: Dump) -> Dump:
     if not later or dump.is_training:
         return dump
     keys = ((one, (one.site.at.micro_batch, one.site.at.step)) for one in dump.tensors)
-    return move_all(
-        dump, [(one, move_tensor(one, step=later.get(key, key[1]))) for one, key in keys]
-    )
+    return replace(dump, tensors=[one.moved(step=later.get(key, key[1])) for one, key in keys])
 
 
 def number_single_passes(dump: Dump) -> Dump:
     """Return a dump whose passes have numbers of their own, where each folder holds one pass."""
     if dump.is_training or any(one.site.at.step for one in dump.tensors):
         return dump
-    moved = [move_tensor(one, step=one.site.at.micro_batch, micro_batch=0) for one in dump.tensors]
-    return move_all(dump, zip(dump.tensors, moved, strict=True))
+    tensors = [one.moved(step=one.site.at.micro_batch, micro_batch=0) for one in dump.tensors]
+    return replace(dump, tensors=tensors)
 
 
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")
@@ -96,7 +81,7 @@ def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
         at, top = tensor.site.at, _top(tensor)
         is_decode = top in renamed
         module = renamed.get(top, top) + at.module[len(top) :]
-        tensors.append(move_tensor(tensor, step=passes[at.step, is_decode], module=module))
+        tensors.append(tensor.moved(step=passes[at.step, is_decode], module=module))
     mixed = [str(step) for step in tops_of_step if {(step, False), (step, True)} <= set(passes)]
     note = f"folder {', '.join(mixed)} of {dump.name} holds the prefill and the first decode step"
     return replace(dump, tensors=tensors), note if mixed else ""
@@ -172,7 +157,7 @@ def _find_groups(dump: Dump) -> list[list[int]]:
     ]
     groups: list[tuple[Tensor, list[int]]] = []
     for rank in dump.ranks:
-        ids = read_ids(dump, [one for one in in_first if one.site.at.rank == rank])
+        ids = read_ids([one for one in in_first if one.site.at.rank == rank])
         if ids is None:
             return [dump.ranks]
         for known, members in groups:
@@ -194,15 +179,14 @@ def _places(groups: list[list[int]]) -> dict[int, tuple[int, int]]:
     }
 
 
-def _leave_axes(dump: Dump, groups: list[list[int]]) -> Dump:
+def _leave_axes(dump: Dump, groups: list[list[int]]) -> list[DumpedTensor]:
     """Collapse the mesh axes along which the groups lie to size 1. The groups become passes."""
     axes = {tensor.site.at.rank: tensor.axes for tensor in dump.tensors}
     firsts = [axes[members[0]] for members in groups]
     left = {
         name: (0, 1) for name in firsts[0] if len({one.get(name) for one in firsts}) == len(groups)
     }
-    tensors = [replace(tensor, axes={**tensor.axes, **left}) for tensor in dump.tensors]
-    return replace(dump, tensors=tensors)
+    return [replace(tensor, axes={**tensor.axes, **left}) for tensor in dump.tensors]
 
 
 def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
@@ -223,32 +207,27 @@ def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
     def move(tensor: DumpedTensor) -> DumpedTensor:
         at = tensor.site.at
         group, rank = places[at.rank]
-        return move_tensor(tensor, micro_batch=at.micro_batch * len(groups) + group, rank=rank)
+        return tensor.moved(micro_batch=at.micro_batch * len(groups) + group, rank=rank)
 
-    left = _leave_axes(dump, groups)
-    pairs = zip(dump.tensors, left.tensors, strict=True)
-    return move_all(left, ((new, old if is_sharded(old) else move(new)) for old, new in pairs))
+    pairs = zip(dump.tensors, _leave_axes(dump, groups), strict=True)
+    return replace(dump, tensors=[old if is_sharded(old) else move(new) for old, new in pairs])
 
 
 def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> Dump:
     """Make each group's part of a prompt a pass. Passes that the groups do not divide stay whole."""
     places = _places(groups)
-    dump = _leave_axes(dump, groups)
 
     def move(tensor: DumpedTensor) -> DumpedTensor:
         at = tensor.site.at
         group, rank = places[at.rank]
-        if (at.micro_batch, at.step) not in parts:
-            return move_tensor(tensor, step=at.step * len(groups))
-        return move_tensor(tensor, step=at.step * len(groups) + group, rank=rank)
+        rows = parts.get((at.micro_batch, at.step))
+        if rows is None:
+            return tensor.moved(step=at.step * len(groups))
+        return replace(tensor, rows=rows[group]).moved(
+            step=at.step * len(groups) + group, rank=rank
+        )
 
-    dump = move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors))
-    rows = {
-        tensor.site.at: found[tensor.site.at.step % len(groups)]
-        for tensor in dump.tensors
-        if (found := parts.get((tensor.site.at.micro_batch, tensor.site.at.step // len(groups))))
-    }
-    return replace(dump, rows={**dump.rows, **rows})
+    return replace(dump, tensors=list(map(move, _leave_axes(dump, groups))))
 
 
 def _find_stages(dump: Dump) -> list[list[int]]:
@@ -283,7 +262,7 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         sum(len(earlier) for earlier in layers[:stage]) if is_local else 0
         for stage in range(len(stages))
     ]
-    kept: list[tuple[DumpedTensor, DumpedTensor]] = []
+    kept: list[DumpedTensor] = []
 
     def place(tensor: DumpedTensor) -> tuple[int, ...]:
         at = tensor.site.at
@@ -298,9 +277,8 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
             continue  # a value passed between stages, under the name of the whole module
         module = _add_to_layer(at.module, offsets[stage])
         rank = stages[stage].index(at.rank)
-        moved = move_tensor(tensor, module=module, rank=rank)
-        kept.append((tensor, replace(moved, order=len(kept))))
-    return move_all(dump, kept)
+        kept.append(replace(tensor.moved(module=module, rank=rank), order=len(kept)))
+    return replace(dump, tensors=kept)
 
 
 def _add_to_layer(module: str, offset: int) -> str:
@@ -363,12 +341,12 @@ def number_experts(dump: Dump) -> tuple[Dump, int]:
         offset = offsets.get(found[1], {}).get(tensor.site.at.rank, 0) if found else 0
         if not found or not offset:
             return tensor
-        return move_tensor(tensor, module=f"{found[1]}{int(found[2]) + offset}{found[3]}")
+        return tensor.moved(module=f"{found[1]}{int(found[2]) + offset}{found[3]}")
 
     shared = max((len(one) for one in offsets.values()), default=0)
     if not shared:
         return dump, 0
-    return move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors)), shared
+    return replace(dump, tensors=list(map(move, dump.tensors))), shared
 
 
 def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
@@ -386,7 +364,7 @@ def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
     for key, of_rank in sorted(passes.items()):
         if any(members[0] not in of_rank for members in groups):
             continue
-        rows = _read_rows(dump, [of_rank[members[0]] for members in groups], key[0])
+        rows = _read_rows([of_rank[members[0]] for members in groups], key[0])
         if rows is not None and len({one.positions for one in rows}) > 1:
             found[key] = rows
     first = found.get(min(passes, default=(0, 0)))
@@ -395,19 +373,16 @@ def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
     return found
 
 
-def _read_rows(dump: Dump, parts: Sequence[list[DumpedTensor]], batch: int) -> list[RowMap] | None:
+def _read_rows(parts: Sequence[list[DumpedTensor]], batch: int) -> list[RowMap] | None:
     """Return the rows of each group's first rank, as recorded or from the layout of the ids."""
-    recorded = [
-        next((rows for one in part if (rows := dump.rows.get(one.site.at)) is not None), None)
-        for part in parts
-    ]
+    recorded = [next((one.rows for one in part if one.rows is not None), None) for part in parts]
     if all(recorded):
         return [one for one in recorded if one is not None]
-    ids = [read_ids(dump, part) for part in parts]
+    ids = [read_ids(part) for part in parts]
     shapes = [(one.shape[0], one.shape[1]) for one in ids if one is not None]
     if len(shapes) < len(parts):
         return None
-    known = [read_positions(dump, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    known = [read_positions(part, shape) for part, shape in zip(parts, shapes, strict=True)]
     positions = [one for one in known if one is not None]
     if len(positions) < len(parts):
         positions = _declared_positions(parts, shapes)

@@ -233,7 +233,6 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
 class DumpedTrace:
     """A dump in the form of a trace, with the call and port names of the running model."""
 
-    dump: Dump
     calls: list[Call]
     """The calls of the model, each with the ports whose values the dump holds."""
     _series_of: dict[tuple[str, str], Series]
@@ -270,10 +269,10 @@ class DumpedTrace:
                 # `_run` passes the arguments of the model itself.
                 if (call.caller is not None or not port.startswith("input."))
                 and (series := series_of.get((at.module, port))) is not None
-                and _can_replace(dump, series.tensors.get(key, ()), trace.stored(call, port).shape)
+                and _can_replace(series.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
-        view = cls(dump, calls, series_of)
+        view = cls(calls, series_of)
         view._by_site = {call.site: call for call in calls}
         for call in trace.calls:
             for port in call.ports:
@@ -314,14 +313,14 @@ class DumpedTrace:
             return causal.expand(batch, heads, length, num_keys).contiguous()
         (tensor,) = self._series_of[at.module, port].tensors[at.micro_batch, at.step, at.call]
         if self._last is None or self._last[0] != tensor.key:
-            self._last = tensor.key, self.dump.read(tensor)
+            self._last = tensor.key, tensor.read()
         return self._last[1]
 
 
-def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
+def _can_replace(tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
     """Return True if the model can continue from a single dumped tensor in place of `shape`."""
     if len(tensors) != 1:
         return False
     # A generation may compute only the logits of the last token.
     fits = tensors[0].shape in (None, shape, (1, *shape[1:]))
-    return fits and dump.read_intact(tensors[0]) is not None
+    return fits and tensors[0].read_intact() is not None

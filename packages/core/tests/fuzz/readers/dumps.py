@@ -27,7 +27,7 @@ def _read(folder: Path) -> object:
     """Open a dump, and read its passes and every tensor."""
     dump = open_dump(folder)
     passes = [str(one) for one in find_passes(dump)]
-    sums = {one.key: float(dump.read(one).double().sum()) for one in dump.tensors if one.has_values}
+    sums = {one.key: float(one.read().double().sum()) for one in dump.tensors if one.has_values}
     return dump.format, passes, sums, list(dump.problems)
 
 

@@ -56,7 +56,7 @@ def test_example_reads_a_dump(tmp_path: Path) -> None:
     (tensor,) = dump.tensors
     assert (dump.format, dict(dump.provenance)) == ("acme", {"tool": "Acme 1.2"})
     assert str(tensor.site) == "model.norm:output forward step 3"
-    assert dump.read(tensor).tolist() == [[1.5, -2.0]]
+    assert tensor.read().tolist() == [[1.5, -2.0]]
 
 
 @pytest.mark.usefixtures("registered")

@@ -30,9 +30,7 @@ def write_shards(folder: Path, **shards: dict[str, torch.Tensor]) -> None:
 
 
 def weights(dump: Dump) -> dict[str, object]:
-    return {
-        f"{one.site.at.module}:{one.site.port}": dump.read(one).tolist() for one in dump.tensors
-    }
+    return {f"{one.site.at.module}:{one.site.port}": one.read().tolist() for one in dump.tensors}
 
 
 def test_weights_of_all_shards_are_read(folder: Path) -> None:
@@ -73,7 +71,7 @@ def test_one_weight_is_read_without_the_others(folder: Path) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + (1 << 36) + 4)
     dump = open_dump(folder)
-    assert dump.read(dump.tensors[1]).tolist() == [0.0]
+    assert dump.tensors[1].read().tolist() == [0.0]
 
 
 def test_configuration_alone_is_not_a_model(folder: Path) -> None:
@@ -90,7 +88,7 @@ def test_a_weight_that_differs_in_another_shard_forbids_a_pass(folder: Path, cop
         json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
     )
     dump = open_dump(folder)
-    assert {one.key: dump.read(one).tolist() for one in dump.tensors} == {"a": [0.0], "b": [1.0]}
+    assert {one.key: one.read().tolist() for one in dump.tensors} == {"a": [0.0], "b": [1.0]}
     text = "two.safetensors holds another a than the one that the index assigns"
     assert list(dump.problems) == ([text] if copy else [])
 
@@ -127,4 +125,4 @@ def test_shard_that_shrinks_after_opening_is_one_error(folder: Path) -> None:
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(100)
     with pytest.raises(UnreadableFileError, match=r"model\.safetensors: a: "):
-        dump.read(dump.tensors[0])
+        dump.tensors[0].read()

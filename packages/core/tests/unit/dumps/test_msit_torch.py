@@ -67,7 +67,7 @@ def process(dump: Path) -> Path:
 
 def contents(dump: Dump) -> list[tuple[str, str, float]]:
     return [
-        (str(one.site).removesuffix(" forward step 0"), one.class_name, dump.read(one).item())
+        (str(one.site).removesuffix(" forward step 0"), one.class_name, one.read().item())
         for one in dump.tensors
     ]
 
@@ -102,7 +102,7 @@ def test_processes_are_ranks_in_the_order_of_their_devices(dump: Path) -> None:
     for device in ("npu10_3", "npu2_5"):
         save(dump / "torch_tensors" / device / "0" / "root.head" / "output.pth", int(device[3:-2]))
     opened = open_dump(dump)
-    assert [(one.site.at.rank, opened.read(one).item()) for one in opened.tensors] == [
+    assert [(one.site.at.rank, one.read().item()) for one in opened.tensors] == [
         (0, 2),
         (1, 10),
     ]
@@ -121,7 +121,7 @@ def test_weights_are_parameters_of_the_first_token(process: Path) -> None:
     torch.save(weight, process / "weights" / "root.layers.0.q.weight.pth")
     opened = open_dump(process)
     assert str(opened.tensors[0].site) == "layers.0.q:parameter.weight forward step 0"
-    assert opened.read(opened.tensors[0]).tolist() == [2.0]
+    assert opened.tensors[0].read().tolist() == [2.0]
 
 
 def test_file_with_an_unknown_name_is_an_output_of_that_name(process: Path) -> None:
@@ -249,7 +249,7 @@ def test_claim_of_10_gb_is_refused_when_it_is_read(process: Path) -> None:
     opened = open_dump(process)
     hostile = next(one for one in opened.tensors if one.shape == (2_500_000_000,))
     with pytest.raises(UnreadableFileError, match="more elements than are stored"):
-        opened.read(hostile)
+        hostile.read()
 
 
 @pytest.mark.parametrize(

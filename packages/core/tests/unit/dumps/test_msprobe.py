@@ -70,7 +70,7 @@ def output(value: float) -> Call:
 
 
 def contents(dump: Dump) -> dict[str, object]:
-    return {str(one.site): dump.read(one).tolist() for one in dump.tensors}
+    return {str(one.site): one.read().tolist() for one in dump.tensors}
 
 
 NORM = "Module.model.norm.Norm.forward.0"
@@ -385,7 +385,7 @@ def test_hostile_tensor_is_one_error(tmp_path: Path, content: object, problem: s
     torch.save(content, tmp_path / f"step0/proc77/dump_tensor_data/{NORM}.output.0.pt")
     dump = open_dump(tmp_path)
     with pytest.raises(UnreadableFileError) as raised:
-        dump.read(dump.tensors[0])
+        dump.tensors[0].read()
     assert problem in str(raised.value)
     assert not Path("hostile").exists()
 
@@ -435,7 +435,7 @@ def write_mindspore(folder: Path) -> Path:
 
 def test_cells_of_mindspore_are_modules(tmp_path: Path) -> None:
     dump = open_dump(write_mindspore(tmp_path))
-    assert {str(one.site): dump.read(one).tolist() for one in dump.tensors} == {
+    assert {str(one.site): one.read().tolist() for one in dump.tensors} == {
         "(model):op.0.Primitive_shape_Shape.input.0 forward step 0": [[3, 4]],
         "embed:input.0 forward step 0": [[3, 4]],
         "embed:output forward step 0": [[1.0], [2.0]],
@@ -450,6 +450,6 @@ def test_a_lost_array_of_mindspore_is_named(tmp_path: Path) -> None:
     dump = open_dump(write_mindspore(tmp_path))
     file = next(tmp_path.rglob("*Embedding.forward.0.output.0.npy"))
     os.truncate(file, 100)
-    assert [str(one.site) for one in dump.tensors if dump.read_intact(one) is None] == [
+    assert [str(one.site) for one in dump.tensors if one.read_intact() is None] == [
         "embed:output forward step 0"
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from assay.dumps import recognizing
 from assay.dumps.protocol import Dump, DumpError
@@ -25,7 +24,7 @@ class FirstReader:
         return path.exists()
 
     def open(self, path: Path) -> Dump:
-        return Dump(format=self.name, path=path, tensors=[], read=lambda _: torch.zeros(1))
+        return Dump(format=self.name, path=path, tensors=[])
 
 
 class BrokenReader:

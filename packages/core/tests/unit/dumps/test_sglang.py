@@ -50,7 +50,7 @@ def sites(dump: Dump) -> list[str]:
 
 
 def values(dump: Dump) -> dict[str, float]:
-    return {str(one.site): dump.read(one).item() for one in dump.tensors}
+    return {str(one.site): one.read().item() for one in dump.tensors}
 
 
 class TestDumper:
@@ -170,7 +170,7 @@ class TestDumper:
     def test_parameter_is_read_without_gradient(self, experiment: Experiment) -> None:
         experiment.add("param__a.weight", torch.nn.Parameter(torch.ones(2)))
         opened = open_dump(experiment.folder)
-        assert not opened.read(opened.tensors[0]).requires_grad
+        assert not opened.tensors[0].read().requires_grad
 
     def test_other_files_are_left_out(self, experiment: Experiment) -> None:
         experiment.add("non_intrusive__a.output")
@@ -299,7 +299,7 @@ def test_claim_of_10_gb_is_refused_when_it_is_read(experiment: Experiment) -> No
     opened = open_dump(experiment.folder)
     assert opened.tensors[0].shape == (2_500_000_000,)
     with pytest.raises(UnreadableFileError, match="more elements than are stored"):
-        opened.read(opened.tensors[0])
+        opened.tensors[0].read()
 
 
 def test_file_that_changed_is_one_error(experiment: Experiment) -> None:
@@ -307,7 +307,7 @@ def test_file_that_changed_is_one_error(experiment: Experiment) -> None:
     opened = open_dump(experiment.folder)
     torch.save({"value": [], "meta": {}}, file)
     with pytest.raises(UnreadableFileError, match="is a NoneType, not a tensor"):
-        opened.read(opened.tensors[0])
+        opened.tensors[0].read()
 
 
 def test_odd_values_are_left_out_or_escaped(experiment: Experiment) -> None:

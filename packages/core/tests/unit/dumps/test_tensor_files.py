@@ -26,8 +26,7 @@ class _Hostile:
 
 def contents(dump: Dump) -> dict[str, object]:
     return {
-        str(one.site).removesuffix(" forward step 0"): dump.read(one).tolist()
-        for one in dump.tensors
+        str(one.site).removesuffix(" forward step 0"): one.read().tolist() for one in dump.tensors
     }
 
 
@@ -114,7 +113,7 @@ def test_archive_that_would_expand_beyond_memory_is_refused(
 def test_change_to_what_was_read_is_not_written(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([1.0]))
     dump = open_dump(tmp_path)
-    dump.read(dump.tensors[0])[0] = 2.0
+    dump.tensors[0].read()[0] = 2.0
     assert np.load(tmp_path / "a.npy").tolist() == [1.0]
 
 
@@ -122,7 +121,7 @@ def test_torch_file_with_one_tensor(tmp_path: Path) -> None:
     torch.save(nn.Parameter(torch.tensor([3.0])), tmp_path / "lm_head.weight.pt")
     dump = open_dump(tmp_path)
     assert contents(dump) == {"lm_head:parameter.weight": [3.0]}
-    assert not dump.read(dump.tensors[0]).requires_grad
+    assert not dump.tensors[0].read().requires_grad
 
 
 def test_torch_file_with_tensors_by_name(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_file_that_vanished_after_opening_is_one_error(tmp_path: Path, suffix: s
     dump = open_dump(path)
     path.unlink()
     with pytest.raises(UnreadableFileError, match=str(path)):
-        dump.read(dump.tensors[0])
+        dump.tensors[0].read()
 
 
 def test_torch_file_that_changed_after_opening_is_one_error(tmp_path: Path) -> None:
@@ -285,12 +284,12 @@ def test_torch_file_that_changed_after_opening_is_one_error(tmp_path: Path) -> N
     torch.save({"b": torch.zeros(1)}, tmp_path / "a.pt")
     os.utime(tmp_path / "a.pt", ns=(0, 0))
     with pytest.raises(UnreadableFileError, match="it no longer holds a"):
-        dump.read(dump.tensors[0])
+        dump.tensors[0].read()
 
 
 def test_dtypes_of_safetensors_have_torch_names(tmp_path: Path) -> None:
     dtypes = [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.uint16, torch.bool]
     save_file({str(d): torch.zeros(1).to(d) for d in dtypes}, tmp_path / "a.safetensors")
     dump = open_dump(tmp_path)
-    assert {dump.read(one).dtype for one in dump.tensors} == set(dtypes)
+    assert {one.read().dtype for one in dump.tensors} == set(dtypes)
     assert {f"torch.{one.dtype}" for one in dump.tensors} == {str(dtype) for dtype in dtypes}

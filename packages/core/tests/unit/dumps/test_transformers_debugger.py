@@ -76,7 +76,7 @@ def test_calls_are_listed_as_they_ended_and_without_the_class(two_layers: Path) 
 
 def test_values_are_read_from_their_files(two_layers: Path) -> None:
     dump = open_dump(two_layers)
-    values = [dump.read(one).tolist() for one in dump.tensors]
+    values = [one.read().tolist() for one in dump.tensors]
     assert values == [[1.0, 2.0], [3.0], [4.0, 5.0], [1.0, 2.0], [6.0], [7.0], [8.0]]
     assert [one.order for one in dump.tensors] == [0, 1, 2, 3, 4, 5, 6]
 
@@ -132,7 +132,7 @@ def test_earlier_calls_of_a_module_have_no_values(tmp_path: Path) -> None:
     dump = open_dump(write(tmp_path, call("TinyModel", children=calls)))
     assert addresses(dump) == ["a:output", "a:output call 1"]
     assert [one.has_values for one in dump.tensors] == [False, True]
-    assert dump.read(dump.tensors[1]).tolist() == [9.0]
+    assert dump.tensors[1].read().tolist() == [9.0]
     assert list(dump.problems) == ["./a.safetensors holds only the last of 2 calls of its module"]
 
 
@@ -186,8 +186,8 @@ def test_file_of_another_content_is_one_error(two_layers: Path) -> None:
     (two_layers / "h1.safetensors").write_bytes(b"\xff" * 20)
     dump = open_dump(two_layers)
     with pytest.raises(UnreadableFileError, match=r"h0\.safetensors: it holds no tensor `data`"):
-        dump.read(dump.tensors[4])
+        dump.tensors[4].read()
     with pytest.raises(
         UnreadableFileError, match=r"h1\.safetensors is truncated or no safetensors file"
     ):
-        dump.read(dump.tensors[5])
+        dump.tensors[5].read()

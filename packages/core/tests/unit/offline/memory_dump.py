@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -19,27 +20,29 @@ def make_dump(values: Values, **fields: object) -> Dump:
     tensors = [
         DumpedTensor(
             Site(CallSite(step, module), port),
-            key=f"{module}.{port}.{step}",
-            order=order,
+            f"{module}.{port}.{step}",
+            partial(value.view_as, value),
+            order,
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(value.shape),
         )
         for order, ((module, port, step), value) in enumerate(values.items())
     ]
-    by_key = {one.key: value for one, value in zip(tensors, values.values(), strict=True)}
-    return Dump(
-        format="memory", path=Path("memory"), tensors=tensors, read=lambda one: by_key[one.key],
-        **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return Dump(format="memory", path=Path("memory"), tensors=tensors, **fields)  # type: ignore[arg-type]
+
+
+def with_values(dump: Dump, values: Mapping[str, Tensor]) -> Dump:
+    """Return a dump whose tensors have other values, by key."""
+    tensors = [replace(one, load=partial(values.__getitem__, one.key)) for one in dump.tensors]
+    return replace(dump, tensors=tensors)
 
 
 def damaged(dump: Dump, key: str) -> Dump:
     """Return a dump whose tensor `key` cannot be read."""
 
-    def read(tensor: DumpedTensor) -> Tensor:
-        if tensor.key == key:
-            raise UnreadableFileError(f"{key} is damaged")
-        return dump.read(tensor)
+    def load() -> Tensor:
+        raise UnreadableFileError(f"{key} is damaged")
 
     assert key in {one.key for one in dump.tensors}
-    return replace(dump, read=read)
+    tensors = [replace(one, load=load) if one.key == key else one for one in dump.tensors]
+    return replace(dump, tensors=tensors)

@@ -259,7 +259,7 @@ def test_a_constant_result_is_not_a_reused_buffer() -> None:
     run = make_run()
     one_hot = torch.eye(1, 8)[None]
     values = {
-        (one.site.at.module, one.site.port, one.site.at.step): run.read(one)
+        (one.site.at.module, one.site.port, one.site.at.step): one.read()
         if one.site.port == "input.0"
         else one_hot
         for one in run.tensors

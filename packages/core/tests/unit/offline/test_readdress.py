@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
+from packages.core.tests.unit.offline.memory_dump import with_values
 from packages.core.tests.unit.offline.test_atb_against_torch import Network
 
 IDS = [torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]]), torch.tensor([[7], [8]])]
@@ -40,15 +42,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Dump:
 
 def on_ranks(dump: Dump, spread: Spread) -> Dump:
     """Return a dump whose tensors `spread` distributes over ranks."""
-    values: dict[str, Tensor] = {}
     tensors: list[DumpedTensor] = []
     for tensor in dump.tensors:
-        for site, value in spread(tensor, dump.read(tensor)):
-            key = f"{site}"
-            values[key] = value
-            shape = tuple(value.shape)
-            tensors.append(replace(tensor, site=site, key=key, shape=shape, order=len(tensors)))
-    return replace(dump, path=Path("ranks"), tensors=tensors, read=lambda one: values[one.key])
+        for site, value in spread(tensor, tensor.read()):
+            tensors.append(
+                replace(
+                    tensor, site=site, key=f"{site}", load=partial(value.view_as, value),
+                    shape=tuple(value.shape), order=len(tensors),
+                )
+            )  # fmt: skip
+    return replace(dump, path=Path("ranks"), tensors=tensors)
 
 
 def at_rank(site: Site, rank: int, **changes: object) -> Site:
@@ -131,12 +134,12 @@ def test_a_fault_on_one_rank_is_located_with_its_rank(whole: Dump, expected: str
 
 
 def test_a_noise_dump_of_one_process_serves_ranks(whole: Dump) -> None:
-    rounded = {one.key: whole.read(one) for one in whole.tensors}
+    rounded = {one.key: one.read() for one in whole.tensors}
     rounded = {
         key: value * (1 + 1e-7 * torch.randn(value.shape)) if value.is_floating_point() else value
         for key, value in rounded.items()
     }
-    noise = replace(whole, path=Path("noise"), read=lambda one: rounded[one.key])
+    noise = replace(with_values(whole, rounded), path=Path("noise"))
     comparison = CompareOptions("", "", noise="noise")
     spread = on_ranks(noise, LAYOUTS["tp=2"])
     verdict = compare_dumps(comparison, whole, spread, SilentProgress(), noise).verdict

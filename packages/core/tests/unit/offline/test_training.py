@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +118,12 @@ class Run:
     def as_dump(self) -> Dump:
         tensors = [
             DumpedTensor(
-                site, str(site), order, dtype=str(one.dtype).removeprefix("torch."),
-                shape=tuple(one.shape),
+                site, str(site), partial(one.view_as, one), order,
+                dtype=str(one.dtype).removeprefix("torch."), shape=tuple(one.shape),
             )
             for order, (site, one) in enumerate(self.values.items())
         ]  # fmt: skip
-        return Dump(
-            format="memory", path=Path("memory"), tensors=tensors,
-            read=lambda one: self.values[one.site], rounded_to="float32",
-        )  # fmt: skip
+        return Dump(format="memory", path=Path("memory"), tensors=tensors, rounded_to="float32")
 
 
 def judge(actual: Run, *, keeps_phases: bool = True) -> Verdict:

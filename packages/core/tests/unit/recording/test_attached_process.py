@@ -154,7 +154,7 @@ def test_the_models_of_a_process_are_named_by_order_and_class(watch: Watch, tmp_
         dump = open_dump(tmp_path / "t", model_name=name)
         given = next(one for one in dump.tensors if one.site.port == "input.hidden")
         assert not dump.problems
-        assert dump.read(given).unique().tolist() == [value]
+        assert given.read().unique().tolist() == [value]
     with pytest.raises(UsageError, match=r"Net names none or several in .*: 1-Net, 2-Net"):
         open_dump(tmp_path / "t", model_name="Net")
 

@@ -248,7 +248,7 @@ def test_gradients_are_recorded_before_and_after_clipping(tmp_path: Path) -> Non
 
     dump = open_dump(str(tmp_path / "t"))
     gradients = {
-        (one.site.at.step, one.site.at.phase): dump.read(one).flatten().tolist()
+        (one.site.at.step, one.site.at.phase): one.read().flatten().tolist()
         for one in dump.tensors
         if one.site.port == "parameter.weight" and one.site.at.phase != "forward"
     }

@@ -15,8 +15,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from assay.dtypes import FORMATS
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError, Statistic
 from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
@@ -94,8 +93,8 @@ class AssayReader:
             raise DumpError(f"{folder}: the run was cut off before its first call was written")
         if not trace.calls:
             raise DumpError(f"{folder} holds no recorded module calls: capture with --level module")
-        if any(tensor.site.at.phase == "backward" for tensor, _ in found):
-            found.sort(key=lambda pair: pair[0].site.at.step)
+        if any(tensor.site.at.phase == "backward" for tensor in found):
+            found.sort(key=lambda tensor: tensor.site.at.step)
         provenance = _provenance(trace)
         if others:
             provenance["trace"] = f"{folder.name}; not read: {', '.join(o.name for o in others)}"
@@ -105,8 +104,7 @@ class AssayReader:
         if _LEFT_OUT in trace.manifest:
             damaged.problems.append(f"{folder}: {trace.manifest[_LEFT_OUT]}")
         return replace(
-            assemble_dump(self.name, path, found, damaged, provenance),
-            rows={call.site: call.rows for call in trace.calls if call.rows is not None},
+            Dump.of_found(self.name, path, found, damaged, provenance),
             rounded_to=str(trace.manifest.get("dtype") or ""),
             is_finished=trace.complete,
         )
@@ -121,17 +119,13 @@ class AssayReader:
                 damaged.problems.append(f"rank {rank}: {error}")
         if not dumps:
             raise DumpError(f"{path}: no rank can be read: {name_some(damaged.problems)}")
-        found = [(one, partial(dump.read, one)) for dump in dumps for one in dump.tensors]
+        found = [tensor for dump in dumps for tensor in dump.tensors]
         sizes = [int(dump.provenance.get("world_size", 0)) for dump in dumps]
         missing = [rank for rank in range(max(sizes)) if rank not in folders]
         damaged.problems += [f"rank {rank} is missing" for rank in missing]
         damaged.problems += [problem for dump in dumps for problem in dump.problems]
-        whole = assemble_dump(self.name, path, found, damaged, dumps[0].provenance)
-        return replace(
-            whole,
-            rows={at: rows for one in dumps for at, rows in one.rows.items()},
-            is_finished=all(dump.is_finished for dump in dumps),
-        )
+        whole = Dump.of_found(self.name, path, found, damaged, dumps[0].provenance)
+        return replace(whole, is_finished=all(dump.is_finished for dump in dumps))
 
 
 def _find_models(path: Path) -> dict[str, Path]:
@@ -192,7 +186,7 @@ def _is_lost(trace: Trace, lost: Mapping[str, object], call: Call, port: str) ->
     return is_damaged and not trace.is_stored(call, port)
 
 
-def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]:
+def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[DumpedTensor]:
     axes = _read_axes(trace)
     for call in _by_end(trace.calls):
         ports = [one for one in call.ports if not _is_lost(trace, lost, call, one)]
@@ -205,12 +199,14 @@ def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]
             tensor = DumpedTensor(
                 site,
                 str(site),
+                load,
                 class_name=call.class_name,
                 dtype=stored.dtype,
                 shape=stored.shape,
                 layout=call.placements.get(port, ""),
                 axes=axes,
                 noise=noise.get(port, {}),
+                rows=call.rows,
             )
             if port.endswith(_MEASURED) and stored.shape == (len(_STATISTICS),):
                 tensor = replace(
@@ -219,9 +215,9 @@ def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]
                     dtype=str(call.constants.get(f"{port.removesuffix(_MEASURED)}.dtype", "")),
                     shape=None,
                     statistics=dict(zip(_STATISTICS, load().tolist(), strict=True)),
-                    has_values=False,
+                    load=None,
                 )
-            yield tensor, load
+            yield tensor
 
 
 def _read_noise(
@@ -264,7 +260,7 @@ def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
         yield from (call for call in reversed(calls_of_pass) if call.site.phase == "backward")
 
 
-def _attached(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]:
+def _attached(trace: Trace, lost: Mapping[str, object]) -> Iterator[DumpedTensor]:
     """Yield the values between the phases of training steps: losses, gradients, updates."""
     axes = _read_axes(trace)
     recorded = trace.manifest.get("rank")
@@ -293,8 +289,8 @@ def _attached(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]
             intact = cache(partial(_are_intact, trace, tuple(parts)))
             for site, value, layout in sites:
                 load = partial(_read_attached, intact, value, site)
-                tensor = DumpedTensor.of_values(site, str(site), value)
-                yield replace(tensor, layout=layout, axes=axes), load
+                tensor = DumpedTensor.of_values(site, str(site), load, value)
+                yield replace(tensor, layout=layout, axes=axes)
 
 
 def _are_intact(trace: Trace, attachments: Sequence[str]) -> bool:

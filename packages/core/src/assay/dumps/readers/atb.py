@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError, Statistic
 from assay.dumps.reading import Processes, find_processes, find_root, path_inside
 from assay.files import UnreadableFileError, open_file, refuse_link
 from assay.progress import counted
@@ -95,7 +94,7 @@ class AtbReader:
             for token in tokens
             for folder in _list_operations(token)
         ]
-        found: list[FoundTensor] = []
+        found: list[DumpedTensor] = []
         damaged = DamagedFiles()
         for rank, device, token, folder in counted("reads headers", calls, "operations"):
             module = ".".join(folder.relative_to(token).parts)
@@ -103,11 +102,11 @@ class AtbReader:
             at = CallSite(int(token.name), module, rank=rank)
             for port, file in _list_files(folder).items():
                 with damaged.skipped():
-                    tensor = replace(_describe(device, file, Site(at, port)), class_name=class_name)
-                    found.append((tensor, partial(_read_values, device, file)))
+                    tensor = _describe(device, file, Site(at, port))
+                    found.append(replace(tensor, class_name=class_name))
         topologies = ", ".join(_list_topologies(devices[0][0]))
         provenance = {"topologies": topologies} if topologies else {}
-        return assemble_dump(self.name, path, found, damaged, provenance)
+        return Dump.of_found(self.name, path, found, damaged, provenance)
 
 
 def _open_file(format_name: str, path: Path) -> Dump:
@@ -116,7 +115,7 @@ def _open_file(format_name: str, path: Path) -> Dump:
     around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
     device = next(around, file.parent)
     tensor = _describe(device, file, Site(CallSite(0, ""), "output"))
-    return assemble_dump(format_name, path, [(tensor, partial(_read_values, device, file))])
+    return Dump.of_found(format_name, path, [tensor])
 
 
 def _find_devices(path: Path) -> Processes:
@@ -181,13 +180,14 @@ def _list_files(operation: Path) -> dict[str, Path]:
 
 def _describe(device: Path, file: Path, site: Site) -> DumpedTensor:
     header, _, values = _find_values(device, file)
+    has_values = header.dtype is not None and values.length is not None
     return DumpedTensor(
         site,
         str(file.relative_to(device.parent)),
+        partial(_read_values, device, file) if has_values else None,
         dtype=str(header.dtype or "").removeprefix("torch."),
         shape=header.shape,
         statistics=header.statistics,
-        has_values=header.dtype is not None and values.length is not None,
     )
 
 

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
 from assay.models.config_files import load_config
@@ -47,16 +46,18 @@ class ModelFolderReader:
             raise
         except UsageError as error:
             raise DumpError(str(error)) from None
-        weights: list[FoundTensor] = [
-            (
-                DumpedTensor(_site_of(one.name), one.name, dtype=dtype_of(one), shape=one.shape),
-                partial(map_tensor, one),
+        weights = [
+            DumpedTensor(
+                _site_of(one.name), one.name, partial(map_tensor, one),
+                dtype=dtype_of(one), shape=one.shape,
             )
             for one in found or ()
+        ]  # fmt: skip
+        weights += [
+            DumpedTensor.of_values(_site_of(name), name, value.detach, value)
+            for name, value in pickled.items()
         ]
-        for name, value in pickled.items():
-            weights.append((DumpedTensor.of_values(_site_of(name), name, value), value.detach))
-        return assemble_dump(self.name, path, weights, damaged)
+        return Dump.of_found(self.name, path, weights, damaged)
 
 
 def _site_of(weight: str) -> Site:

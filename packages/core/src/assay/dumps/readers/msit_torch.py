@@ -15,8 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor, Statistic
+from assay.dumps.protocol import UNKNOWN_SITE, DamagedFiles, Dump, DumpedTensor, Statistic
 from assay.dumps.reading import (
     Processes,
     find_processes,
@@ -66,7 +65,7 @@ class MsitTorchReader:
         """Read the module trees, and the dtype and shape of each tensor."""
         processes = _find_processes(path)
         root = find_root(path, processes)
-        found: list[FoundTensor] = []
+        found: list[DumpedTensor] = []
         damaged = DamagedFiles()
         for rank, (folder, tokens) in enumerate(processes):
             classes = _read_tree(folder)
@@ -78,9 +77,8 @@ class MsitTorchReader:
                 at, class_name = tensor.site.at, classes.get(tensor.site.at.module, "")
                 module = unwrapped_path(at.module.removeprefix("root").removeprefix("."))
                 site = Site(replace(at, module=module, rank=rank), tensor.site.port)
-                load = partial(load_tensor, root / tensor.key, _CONTENT)
-                found.append((replace(tensor, site=site, class_name=class_name), load))
-        return assemble_dump(self.name, path, found, damaged, {"dump": root.parent.name})
+                found.append(replace(tensor, site=site, class_name=class_name))
+        return Dump.of_found(self.name, path, found, damaged, {"dump": root.parent.name})
 
 
 def _find_processes(path: Path) -> Processes:
@@ -167,7 +165,7 @@ def _read_call(root: Path, call: _CallFolder, damaged: DamagedFiles) -> Iterator
 def _describe(root: Path, file: Path, site: Site) -> DumpedTensor:
     key = str(file.relative_to(root))
     values = require_dense(file, _CONTENT, load_objects(path_inside(root, key)))
-    return DumpedTensor.of_values(site, key, values)
+    return DumpedTensor.of_values(site, key, partial(load_tensor, file, _CONTENT), values)
 
 
 def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
@@ -203,7 +201,6 @@ def _read_rows(root: Path, file: Path) -> Iterator[tuple[str, int, DumpedTensor]
                 dtype=row["DataType"].removeprefix("torch."),
                 shape=tuple(_parse_dim(dim) for dim in row["Shape"].strip("()").split(",") if dim),
                 statistics={name: float(row[column]) for name, column in _COLUMNS.items()},
-                has_values=False,
             )
             yield kind, int(row["Index"]), tensor
     except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:

@@ -14,8 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError, Statistic
 from assay.dumps.reading import load_tensor, path_inside, walk_values
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.sites import CallSite, Phase, Site, unwrapped_path
@@ -62,7 +61,7 @@ class MsprobeReader:
 
     def open(self, path: Path) -> Dump:
         """Read every dump.json."""
-        found: list[FoundTensor] = []
+        found: list[DumpedTensor] = []
         damaged = DamagedFiles()
         tasks: set[str] = set()
         processes = _process_folders(path)
@@ -77,8 +76,8 @@ class MsprobeReader:
                     damaged.problems.append(f"{key} is missing")
                     continue
                 load = partial(load_tensor, file, "its tensor") if file else None
-                found.append((replace(tensor, key=key), load))
-        return assemble_dump(self.name, path, found, damaged, {"task": ", ".join(sorted(tasks))})
+                found.append(replace(tensor, key=key, load=load))
+        return Dump.of_found(self.name, path, found, damaged, {"task": ", ".join(sorted(tasks))})
 
 
 def _process_folders(path: Path) -> list[tuple[int, int, Path]]:

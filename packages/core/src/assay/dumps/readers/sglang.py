@@ -14,8 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError
 from assay.dumps.reading import path_inside, require_dense, require_inside, require_values
 from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
@@ -70,9 +69,9 @@ class SglangReader:
         else:
             found = list(_read_passes(processes, damaged))
         # The dumper records inputs before a call. All tensors of a call get one position.
-        finished = {tensor.site.at: position for position, (tensor, _) in enumerate(found)}
-        found.sort(key=lambda one: finished[one[0].site.at])
-        return assemble_dump(self.name, path, found, damaged, facts)
+        finished = {tensor.site.at: position for position, tensor in enumerate(found)}
+        found.sort(key=lambda one: finished[one.site.at])
+        return Dump.of_found(self.name, path, found, damaged, facts)
 
 
 def _find_experiments(path: Path) -> list[Path]:
@@ -99,7 +98,7 @@ def _parse_file_name(file: Path) -> dict[str, str]:
 
 def _read_experiment(
     folder: Path, facts: dict[str, str], damaged: DamagedFiles
-) -> Iterator[FoundTensor]:
+) -> Iterator[DumpedTensor]:
     """Yield the tensors of all files. Short texts go to `facts`."""
     files = [(keys, file) for file in folder.glob("*=*.pt") if (keys := _parse_file_name(file))]
     files.sort(key=lambda one: [int(one[0].get(key, 0)) for key in ("step", "rank", "dump_index")])
@@ -107,21 +106,18 @@ def _read_experiment(
     for keys, file in counted(f"reads {folder.name}", files, "files"):
         module, port, phase = _parse_name(keys["name"], keys.get("layer_id", ""))
         at = CallSite(int(keys["step"]), module, 0, phase, rank=int(keys.get("rank", 0)))
-        found: list[FoundTensor] = []
+        found: list[DumpedTensor] = []
         with damaged.skipped():
             found = list(_read_file(path_inside(folder, file.name), keys, Site(at, port), facts))
         # A damaged file counts as a call: later calls keep their numbers.
-        for site in {tensor.site for tensor, _ in found} or {Site(at, port)}:
+        for site in {tensor.site for tensor in found} or {Site(at, port)}:
             counts[site] += 1
-        for tensor, load in found:
-            site = tensor.site
-            call = replace(site.at, call=counts[site] - 1)
-            yield replace(tensor, site=Site(call, site.port)), load
+        yield from (tensor.moved(call=counts[tensor.site] - 1) for tensor in found)
 
 
 def _read_file(
     file: Path, keys: Mapping[str, str], site: Site, facts: dict[str, str]
-) -> Iterator[FoundTensor]:
+) -> Iterator[DumpedTensor]:
     """Yield the tensors of one file. A single tensor gets the address `site`."""
     content = load_objects(file)
     # The first versions wrote the bare value.
@@ -141,8 +137,8 @@ def _read_file(
             facts.setdefault(keys["name"], text)
     for inner, tensor in _tensors_in(value).items():
         port = Site(at, site.port + _suffix(inner))
-        found, load = _found(port, file.name + _suffix(inner), file, tensor, value_key + inner)
-        yield replace(found, layout=layout, axes=_read_axes(meta)), load
+        found = _describe(port, file.name + _suffix(inner), file, tensor, value_key + inner)
+        yield replace(found, layout=layout, axes=_read_axes(meta))
 
 
 def _read_axes(meta: Mapping[object, object]) -> dict[str, tuple[int, int]]:
@@ -200,12 +196,12 @@ def _suffix(keys: tuple[object, ...]) -> str:
     return "".join(f".{one_line(str(key))}" for key in keys)
 
 
-def _found(
+def _describe(
     site: Site, key: str, file: Path, value: Tensor, keys: tuple[object, ...]
-) -> FoundTensor:
+) -> DumpedTensor:
     """Describe a tensor, which `keys` lead to in `file`."""
-    tensor = DumpedTensor.of_values(site, key, require_dense(file, key, value))
-    return tensor, partial(_load, file, key, keys)
+    load = partial(_load, file, key, keys)
+    return DumpedTensor.of_values(site, key, load, require_dense(file, key, value))
 
 
 def _load(file: Path, name: str, keys: tuple[object, ...]) -> Tensor:
@@ -226,7 +222,9 @@ def _find_processes(path: Path) -> list[tuple[int, Path]]:
     )
 
 
-def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> Iterator[FoundTensor]:
+def _read_passes(
+    processes: list[tuple[int, Path]], damaged: DamagedFiles
+) -> Iterator[DumpedTensor]:
     for rank, folder in processes:
         files = {file: _PASS.fullmatch(file.name) for file in folder.glob("Pass*.pt")}
         passes = sorted((int(found[1]), file) for file, found in files.items() if found)
@@ -235,7 +233,7 @@ def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> It
                 yield from _read_pass(path_inside(folder, file.name), rank, number)
 
 
-def _read_pass(file: Path, rank: int, number: int) -> Iterator[FoundTensor]:
+def _read_pass(file: Path, rank: int, number: int) -> Iterator[DumpedTensor]:
     table = _contents(load_objects(file))
     outputs = {name: value for name, value in table.items() if isinstance(name, str)}
     if not outputs:
@@ -244,7 +242,7 @@ def _read_pass(file: Path, rank: int, number: int) -> Iterator[FoundTensor]:
         for keys, tensor in _tensors_in(outputs[name]).items():
             site = Site(replace(at, rank=rank), port + _suffix(keys))
             key = f"{file.parent.name}/{file.name} {one_line(name)}{_suffix(keys)}"
-            yield _found(site, key, file, tensor, (name, *keys))
+            yield _describe(site, key, file, tensor, (name, *keys))
 
 
 def _parse_outputs(names: list[str], number: int) -> Iterator[tuple[CallSite, str, str]]:

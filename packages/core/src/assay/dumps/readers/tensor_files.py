@@ -12,8 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor
+from assay.dumps.protocol import UNKNOWN_SITE, DamagedFiles, Dump, DumpedTensor
 from assay.dumps.reading import (
     list_archive,
     map_array,
@@ -56,20 +55,20 @@ class TensorFilesReader:
         files = [path]
         if path.is_dir():
             files = sorted(_walk_files(path, _MAX_FOLDER_DEPTH), key=natural_order)
-        found: list[tuple[Path, FoundTensor]] = []
+        found: list[tuple[Path, DumpedTensor]] = []
         damaged = DamagedFiles()
         for file in files:
             name = file.relative_to(folder)
             path_inside(folder, str(name))
             with damaged.skipped():
                 found += [(name, one) for one in _READERS[file.suffix](file)]
-        sites = _name_sites([(file, tensor.key) for file, (tensor, _) in found])
-        dump = assemble_dump(
+        sites = _name_sites([(file, tensor.key) for file, tensor in found])
+        dump = Dump.of_found(
             self.name,
             path,
             (
-                (replace(tensor, site=site, key=f"{file}:{tensor.key}".removesuffix(":")), load)
-                for site, (file, (tensor, load)) in zip(sites, found, strict=True)
+                replace(tensor, site=site, key=f"{file}:{tensor.key}".removesuffix(":"))
+                for site, (file, tensor) in zip(sites, found, strict=True)
             ),
             damaged=damaged,
             provenance={"names": "modules are guessed from the names of tensors"},
@@ -117,31 +116,30 @@ def _guess_site(name: str) -> Site:
     return Site(CallSite(0, unwrapped_path(module)), port)
 
 
-def _read_safetensors(file: Path) -> Iterator[FoundTensor]:
+def _read_safetensors(file: Path) -> Iterator[DumpedTensor]:
     for stored in sorted(read_header(file), key=lambda one: natural_order(one.name)):
-        tensor = DumpedTensor(UNKNOWN_SITE, stored.name, dtype=dtype_of(stored), shape=stored.shape)
-        yield tensor, partial(map_tensor, stored)
+        load = partial(map_tensor, stored)
+        dtype, shape = dtype_of(stored), stored.shape
+        yield DumpedTensor(UNKNOWN_SITE, stored.name, load, dtype=dtype, shape=shape)
 
 
-def _read_array(file: Path) -> Iterator[FoundTensor]:
-    yield DumpedTensor.of_values(UNKNOWN_SITE, "", map_array(file)), partial(map_array, file)
+def _read_array(file: Path) -> Iterator[DumpedTensor]:
+    yield DumpedTensor.of_values(UNKNOWN_SITE, "", partial(map_array, file), map_array(file))
 
 
-def _read_archive(file: Path) -> Iterator[FoundTensor]:
-    for name, dtype, shape in list_archive(file):
-        tensor = DumpedTensor(
-            UNKNOWN_SITE, name, dtype=str(dtype).removeprefix("torch."), shape=shape
-        )
-        yield tensor, partial(read_archived, file, name)
+def _read_archive(file: Path) -> Iterator[DumpedTensor]:
+    for name, of_array, shape in list_archive(file):
+        load, dtype = partial(read_archived, file, name), str(of_array).removeprefix("torch.")
+        yield DumpedTensor(UNKNOWN_SITE, name, load, dtype=dtype, shape=shape)
 
 
-def _read_pickled(file: Path) -> Iterator[FoundTensor]:
+def _read_pickled(file: Path) -> Iterator[DumpedTensor]:
     found = _map_objects(file)
     if not found:
         raise UnreadableFileError.of(file, "it holds no tensors")
     for name, tensor in found.items():
-        described = DumpedTensor.of_values(UNKNOWN_SITE, name, tensor)
-        yield described, partial(_load_object, file, name)
+        load = partial(_load_object, file, name)
+        yield DumpedTensor.of_values(UNKNOWN_SITE, name, load, tensor)
 
 
 def _load_object(file: Path, name: str) -> Tensor:
@@ -167,7 +165,7 @@ def _map_version(file: Path, _modified_ns: int) -> dict[str, Tensor]:
     return {name: require_values(file, name or "it", tensor) for name, tensor in found}
 
 
-_READERS: Mapping[str, Callable[[Path], Iterator[FoundTensor]]] = {
+_READERS: Mapping[str, Callable[[Path], Iterator[DumpedTensor]]] = {
     ".safetensors": _read_safetensors,
     ".npy": _read_array,
     ".npz": _read_archive,

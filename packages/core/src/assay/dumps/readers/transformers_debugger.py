@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
+from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError, Statistic
 from assay.dumps.reading import path_inside, walk_values
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.files.safetensors import read_header
@@ -59,7 +58,7 @@ class TransformersDebuggerReader:
             for file, number in num_tensors.items()
             if number > 1
         ]
-        readable: list[FoundTensor] = []
+        readable: list[DumpedTensor] = []
         for tensor, name in found:
             num_tensors[name] -= 1
             file = path_inside(tree.parent, name) if name else None
@@ -67,9 +66,10 @@ class TransformersDebuggerReader:
                 damaged.problems.append(f"{file.name} is missing")
                 continue
             is_last = not num_tensors[name]
-            readable.append((tensor, partial(_read_file, file) if file and is_last else None))
+            load = partial(_read_file, file) if file and is_last else None
+            readable.append(replace(tensor, load=load))
         provenance = {"model": root["module_path"], "tree": tree.name, "pass": "the last forward"}
-        return assemble_dump(self.name, path, readable, damaged, provenance)
+        return Dump.of_found(self.name, path, readable, damaged, provenance)
 
 
 def _read_file(file: Path) -> Tensor:

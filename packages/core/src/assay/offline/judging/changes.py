@@ -245,7 +245,7 @@ def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPor
         is_similar = len(parts[0]) == len(parts[1]) and sum(map(ne, *parts)) == 1
         if not is_similar or (series.port.name, series.port.phase) != (port.name, port.phase):
             continue
-        if port.direction == "parameter" and not _may_hold(dumps, place, series):
+        if port.direction == "parameter" and not _may_hold(place, series):
             continue
         other = _read(dumps, judged, SeriesPair(series, place.pair.actual))
         if other is not None and place.holds(other.expected):
@@ -262,9 +262,9 @@ def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPor
     return f"It holds the expected values of {source}{missing}."
 
 
-def _may_hold(dumps: MeasuredDumps, place: _Place, weight: Series) -> bool:
+def _may_hold(place: _Place, weight: Series) -> bool:
     """Return False for a weight whose first rows are not those of ACTUAL. It need not be read whole."""
-    stored = dumps.pairing.expected.read_intact(weight.first)
+    stored = weight.first.read_intact()
     if stored is None or not stored.ndim:
         return False
     rows = stored.reshape(-1, stored.shape[-1] if stored.ndim > 1 else 1)[:_FEWEST].float()

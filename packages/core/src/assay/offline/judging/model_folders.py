@@ -75,7 +75,7 @@ def _open_weights(dump: Dump) -> WeightStore:
             name = port.removeprefix(_PARAMETER)
             tensors.setdefault(f"{at.module}.{name}" if at.module else name, one)
     shapes = {name: one.shape or () for name, one in tensors.items()}
-    return WeightStore(dump.path, shapes, lambda name: dump.read(tensors[name]))
+    return WeightStore(dump.path, shapes, lambda name: tensors[name].read())
 
 
 def judge_weights(

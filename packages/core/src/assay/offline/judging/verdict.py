@@ -24,6 +24,7 @@ from assay.comparing.levels import (
 )
 from assay.comparing.wording import describe_location, describe_port, describe_unseen, format_count
 from assay.dtypes import FORMATS, float_format
+from assay.dumps.protocol import DumpedTensor
 from assay.errors import name_some
 from assay.offline.contents import describe_reused, list_unrecorded
 from assay.offline.expected_noise import count_blocks
@@ -166,21 +167,20 @@ def _find_repeated_logits(pairing: Pairing) -> list[Port]:
 
     A model returns what its lm_head computes. A trace of --level logits holds one of the two.
     """
-    dump, series_of = pairing.expected, pairing.series_of[0]
     compared = [pair.expected for pair in pairing.matching.pairs if pair.port.level == "logits"]
 
     def repeats(series: Series, other: Series) -> bool:
         keys = series.tensors.keys()
         return keys <= other.tensors.keys() and all(
             len(other.tensors[key]) == len(series.tensors[key])
-            and all(map(dump.holds_equal, series.tensors[key], other.tensors[key]))
+            and all(map(DumpedTensor.holds_equal, series.tensors[key], other.tensors[key]))
             for key in keys
         )
 
     missing = set(pairing.matching.unmatched_expected)
     return [
         port
-        for port, series in series_of.items()
+        for port, series in pairing.series_of[0].items()
         if port.level == "logits"
         and str(port) in missing
         and any(repeats(series, one) for one in compared)

@@ -221,13 +221,16 @@ class TensorPair:
 def measure_pair(
     measure: MeasurePair, custom: Sequence[CustomMetric], pair: TensorPair
 ) -> TensorPair:
-    """Return a pair with its metrics, without its values."""
+    """Return a pair with its metrics, without its values and access to them."""
+    described = replace(
+        pair, values=None, expected=pair.expected.described, actual=pair.actual.described
+    )
     if pair.values is None:
-        return pair
+        return described
     actual, expected = pair.values
     where = f"{pair.port} at step {pair.expected.site.at.step}"
     found = [one.measure(expected, actual, where) for one in custom]
-    return replace(pair, values=None, metrics=measure(expected, actual), custom=found)
+    return replace(described, metrics=measure(expected, actual), custom=found)
 
 
 def find_worst_values(pairs: Iterable[TensorPair]) -> MetricValues:

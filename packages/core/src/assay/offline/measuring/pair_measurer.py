@@ -212,8 +212,8 @@ class PairMeasurer:
     def _measure_activations(self, matched: SeriesPair) -> None:
         series, partner = matched.expected, matched.actual
         repeats = {
-            "EXPECTED": list_repeats(self.expected, series),
-            "ACTUAL": list_repeats(self.actual, partner),
+            "EXPECTED": list_repeats(series),
+            "ACTUAL": list_repeats(partner),
         }
         for side, keys in repeats.items():
             # Tools may record an argument again for every module that passes it on.
@@ -240,7 +240,7 @@ class PairMeasurer:
 
     def _needs_none(self, series: Series, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
         """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
-        values = [self.expected.read_intact(one) for one in tensors]
+        values = [one.read_intact() for one in tensors]
         return any(
             one is not None and (is_any_mask(series.port.name, one) or expects_nothing(pair, one))
             for one in values
@@ -249,7 +249,7 @@ class PairMeasurer:
     def _read_calls(
         self, matched: SeriesPair, calls: Sequence[HeldCall]
     ) -> Iterator[tuple[HeldCall, list[_ReadPart]]]:
-        rules = find_rules(self.expected, self.actual, matched, calls)
+        rules = find_rules(matched, calls)
         for call in calls:
             yield call, self._read(matched, call, rules)
 
@@ -270,7 +270,7 @@ class PairMeasurer:
             self._compare_norms(matched, tensors, others, pairs)
             return []
         try:
-            parts, replica_errors = read_parts(self.expected, self.actual, matched, call, rules)
+            parts, replica_errors = read_parts(matched, call, rules)
         except (UnreadableFileError, LayoutError) as error:
             self._leave_out(pairs, str(error))
             return []
@@ -292,10 +292,7 @@ class PairMeasurer:
                 self._observe(replace(pair, reason="tools record no norm of integers"))
             return
         is_part = matched.expected_span is not None or matched.actual_span is not None
-        norms = [
-            (read_norms(self.expected, pair.expected), read_norms(self.actual, pair.actual))
-            for pair in pairs
-        ]
+        norms = [(read_norms(pair.expected), read_norms(pair.actual)) for pair in pairs]
         if is_part or len(tensors) != len(others) or any(None in both for both in norms):
             self._leave_out(pairs, "no norm to compare")
             return
@@ -421,7 +418,7 @@ class PairMeasurer:
                 self.measured.unpaired.append(f"{port} at step {key[1]}")
                 continue
             calls += [HeldCall(copies[0], others, None) for others in held[1][key]]
-            for writer, difference in compare_copies(self.expected, copies):
+            for writer, difference in compare_copies(copies):
                 self.measured.add_replica(port, writer, difference)
         for _, parts in self._read_calls(matched, calls):
             for pair, value, reference in parts:
@@ -479,7 +476,7 @@ class PairMeasurer:
                 side = pair.expected if dump is self.expected else pair.actual
                 if (side.batch, side.step) != (batch, step) or pair.expected_rows is not None:
                     continue
-                mask = dump.read_intact(tensor)
+                mask = tensor.read_intact()
                 if mask is None and tensor.has_values:
                     self.measured.unpaired.append(f"{series.port} at step {step}: damaged")
                 elif mask is not None and is_any_mask(series.port.name, mask):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult
-from assay.dumps.protocol import Dump, DumpedTensor, Statistic
+from assay.dumps.protocol import DumpedTensor, Statistic
 from assay.kernel import WorstElement
 from assay.offline.pairing.passes import PassPair, take_rows
 from assay.offline.pairing.port_series import Port, Series, SeriesByPort, SeriesPair
@@ -158,12 +158,12 @@ def distinct_weights(
     return {key: list(copies.values()) for key, copies in found.items()}
 
 
-def compare_copies(dump: Dump, copies: Sequence[list[DumpedTensor]]) -> Iterator[tuple[int, float]]:
+def compare_copies(copies: Sequence[list[DumpedTensor]]) -> Iterator[tuple[int, float]]:
     """Yield the rank of each copy of a parameter, and its difference from the first copy."""
     for copy in copies[1:]:
         for one, first in zip(copy, copies[0], strict=False):
             if one.has_values and first.has_values and one.shape == first.shape:
-                value, reference = dump.read_intact(one), dump.read_intact(first)
+                value, reference = one.read_intact(), first.read_intact()
                 error = math.inf  # the file is damaged
                 if value is not None and reference is not None:
                     error = relative_difference(value, reference)
@@ -226,11 +226,11 @@ def excuse_sign_flips(update: Tensor, reference: Tensor) -> tuple[Tensor, int]:
     return excused.view_as(reference), len(index)
 
 
-def read_norms(dump: Dump, tensor: DumpedTensor) -> Mapping[Statistic, float] | None:
+def read_norms(tensor: DumpedTensor) -> Mapping[Statistic, float] | None:
     """Return the recorded statistics of a tensor, or measure its values; None without a norm."""
     if not tensor.has_values:
         return tensor.statistics if "norm" in tensor.statistics else None
-    value = dump.read_intact(tensor)
+    value = tensor.read_intact()
     if value is None:
         return None
     if not value.is_floating_point() or not value.numel():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from assay.dtypes import FORMATS, float_format
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import DumpedTensor
 from assay.files import UnreadableFileError
 from assay.offline.measuring.pair_values import give_comparable, relative_difference
 from assay.offline.pairing.passes import PassPair
@@ -538,9 +538,7 @@ class HeldCall:
     """The passes; None for a parameter."""
 
 
-def find_rules(
-    expected: Dump, actual: Dump, matched: SeriesPair, calls: Sequence[HeldCall]
-) -> PlacementRules | None:
+def find_rules(matched: SeriesPair, calls: Sequence[HeldCall]) -> PlacementRules | None:
     """Return the placement rules of a port; None if no rule fits."""
     calls = [one for one in calls if all(t.has_values for t in (*one.expected, *one.actual))]
     if not calls or all(len(one.expected) == len(one.actual) == 1 for one in calls):
@@ -555,7 +553,7 @@ def find_rules(
         finder = PlacementFinder(is_declared, list_candidates)
         for call in calls[:_NUM_SAMPLES]:
             try:
-                sides = _read_both(expected, actual, matched, call)
+                sides = _read_both(matched, call)
                 placed = _place_declared(call, sides)
             except (UnreadableFileError, LayoutError):
                 continue
@@ -569,14 +567,14 @@ def find_rules(
 
 
 def read_parts(
-    expected: Dump, actual: Dump, matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
+    matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
 ) -> tuple[list[tuple[int, Tensor, Tensor]], dict[int, float]]:
     """Return the parts of one call: holder, values and expected values.
 
     Returns: also the difference of every expected replica by holder.
     Raises: UnreadableFileError; LayoutError if no rule fits, or if a declared layout contradicts the tensors.
     """
-    sides = _read_both(expected, actual, matched, call)
+    sides = _read_both(matched, call)
     declared = _place_declared(call, sides)
     single = [PlacementRule("replicated") if len(side) == 1 else None for side in sides]
     placed = _place(rules or (single[0], single[1]), declared, sides)
@@ -603,16 +601,14 @@ def read_parts(
     return parts, replica_errors
 
 
-def _read_both(
-    expected: Dump, actual: Dump, matched: SeriesPair, call: HeldCall
-) -> tuple[list[Tensor], list[Tensor]]:
+def _read_both(matched: SeriesPair, call: HeldCall) -> tuple[list[Tensor], list[Tensor]]:
     is_parameter = matched.port.direction == "parameter"
     found = []
-    for dump, tensors, span in (
-        (expected, call.expected, matched.expected_span),
-        (actual, call.actual, matched.actual_span),
+    for tensors, span in (
+        (call.expected, matched.expected_span),
+        (call.actual, matched.actual_span),
     ):
-        values = [dump.read(one) for one in tensors]
+        values = [one.read() for one in tensors]
         if span is not None:
             values = [span.of(one, is_parameter=is_parameter) for one in values]
         found.append(values)

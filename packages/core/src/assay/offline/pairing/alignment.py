@@ -45,7 +45,7 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     passes: list[Pass] = []
     for (batch, step), tensors in sorted(groups.items()):
         previous = passes[-1] if passes and passes[-1].batch == batch else None
-        passes.append(_read_pass(dump, batch, step, tensors, previous))
+        passes.append(_read_pass(batch, step, tensors, previous))
     if any(one.is_declared for one in passes):
         return [replace(one, is_declared=one.rows is not None) for one in passes]
     return list(_add_sequences(_number_prompts(passes)))
@@ -94,16 +94,14 @@ def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
     return found
 
 
-def _read_pass(
-    dump: Dump, batch: int, step: int, tensors: list[DumpedTensor], previous: Pass | None
-) -> Pass:
+def _read_pass(batch: int, step: int, tensors: list[DumpedTensor], previous: Pass | None) -> Pass:
     sites = {one.site.at: None for one in tensors}
-    recorded = {at: dump.rows[at] for at in sites if at in dump.rows}
+    recorded = {one.site.at: one.rows for one in tensors if one.rows is not None}
     if recorded:
         # The call of the model has the tokens that the pass computes.
         known = next((rows for at, rows in recorded.items() if not at.module), None)
         known = known or next(iter(recorded.values()))
-        ids = read_ids(dump, tensors, known)
+        ids = read_ids(tensors, known)
         is_flat = len(set(known.prompts)) < known.num_rows
         if is_flat and ids is not None:
             ids = ids.reshape(known.num_rows, known.length)
@@ -112,11 +110,11 @@ def _read_pass(
             (at.module, at.call): recorded.get(at) for at in sites if recorded.get(at) != known
         }
         return Pass(batch, step, known, ids, is_flat or is_named, others)
-    ids = read_ids(dump, tensors)
+    ids = read_ids(tensors)
     shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
     if shape is None:
         return Pass(batch, step, None)
-    positions = read_positions(dump, tensors, shape)
+    positions = read_positions(tensors, shape)
     if positions is None:
         start = _first_position(ids, shape, previous)
         positions = [list(range(start, start + shape[1]))] * shape[0]
@@ -124,9 +122,7 @@ def _read_pass(
     return Pass(batch, step, RowMap(prompts, tuple(map(tuple, positions))), ids)
 
 
-def read_ids(
-    dump: Dump, tensors: Iterable[DumpedTensor], rows: RowMap | None = None
-) -> Tensor | None:
+def read_ids(tensors: Iterable[DumpedTensor], rows: RowMap | None = None) -> Tensor | None:
     """Return the token ids of a pass.
 
     They are a named argument, the input of an embedding, or the only other integer argument of the model.
@@ -151,7 +147,7 @@ def read_ids(
     for tensor in (*named, *embedded, *(of_model if len(of_model) == 1 else [])):
         if rows is not None and prod(tensor.shape or ()) != rows.num_rows * rows.length:
             continue
-        value = dump.read_intact(tensor)
+        value = tensor.read_intact()
         if value is None:
             continue
         value = value.long()
@@ -160,17 +156,17 @@ def read_ids(
 
 
 def read_positions(
-    dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
+    tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> list[list[int]] | None:
     """Return the positions of a pass, -1 for padding, (B, T); None if unknown.
 
     Without recorded positions, the mask is counted.
     """
     length = shape[1]
-    mask = _read_mask(dump, tensors, shape)
+    mask = _read_mask(tensors, shape)
     for tensor in tensors:
         is_named = tensor.site.port.endswith(_POSITION_PORTS)
-        value = dump.read_intact(tensor) if is_named else None
+        value = tensor.read_intact() if is_named else None
         if value is None:
             continue
         value = value.long()
@@ -188,9 +184,7 @@ def read_positions(
     return (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)[:, -length:].tolist()
 
 
-def _read_mask(
-    dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
-) -> Tensor | None:
+def _read_mask(tensors: Iterable[DumpedTensor], shape: tuple[int, int]) -> Tensor | None:
     """Return the padding mask of earlier tokens and those of this pass, 0 for padding, (B, S).
 
     An encoder and its decoder have masks of their own. With both in one pass, none is read.
@@ -203,7 +197,7 @@ def _read_mask(
         dims = tensor.shape or ()
         fits = len(dims) == 2 and dims[0] == shape[0]
         if fits and tensor.site.port == _MASK_PORT:
-            mask = dump.read_intact(tensor)
+            mask = tensor.read_intact()
             start = None if mask is None else find_columns(mask, shape[1], None)
             if mask is not None and start is not None:
                 return (mask != 0).long()

@@ -16,12 +16,11 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import DumpedTensor
 from assay.locating.routing import find_choice, may_be_routing, near_tie_rows
 from assay.offline.pairing.matching import Matching
 from assay.offline.pairing.passes import Pass, PassPair, take_rows
 from assay.offline.pairing.port_series import ROUTERS, Port, Series, SeriesPair, read_shared
-from assay.sites import Site
 
 # Returns the expected root mean square error of router scores, from their port and values.
 ScoreNoise = Callable[[Port, Tensor], float]
@@ -39,11 +38,7 @@ class Flip:
 
 
 def find_flips(
-    pairs: Sequence[SeriesPair],
-    passes: Sequence[PassPair],
-    expected: Dump,
-    actual: Dump,
-    score_noise: ScoreNoise,
+    pairs: Sequence[SeriesPair], passes: Sequence[PassPair], score_noise: ScoreNoise
 ) -> list[Flip]:
     """Return the near-tie flips of all routers in network order."""
     routers: dict[str, dict[str, SeriesPair]] = {}
@@ -58,19 +53,18 @@ def find_flips(
         }
         if dtypes == {True, False}:
             for pair in passes:
-                found += _find_in_pass(matched_of, pair.by_row(), expected, actual, score_noise)
+                found += _find_in_pass(matched_of, pair.by_row(), score_noise)
     return sorted(found, key=lambda flip: flip.order)
 
 
 def _find_in_pass(
-    matched_of: Mapping[str, SeriesPair], pair: PassPair, expected: Dump, actual: Dump,
-    score_noise: ScoreNoise,
-) -> Iterator[Flip]:  # fmt: skip
+    matched_of: Mapping[str, SeriesPair], pair: PassPair, score_noise: ScoreNoise
+) -> Iterator[Flip]:
     values: dict[str, Tensor] = {}
     references: dict[str, Tensor] = {}
     for name, matched in matched_of.items():
-        ours = _rows_of(actual, matched.actual, pair.actual, pair.actual_rows)
-        theirs = _rows_of(expected, matched.expected, pair.expected, pair.expected_rows)
+        ours = _rows_of(matched.actual, pair.actual, pair.actual_rows)
+        theirs = _rows_of(matched.expected, pair.expected, pair.expected_rows)
         if ours is not None and theirs is not None:
             values[name], references[name] = ours, theirs
     if not may_be_routing(references) or pair.rows is None:
@@ -89,9 +83,9 @@ def _find_in_pass(
             yield Flip(series.order, series.port.module, prompt, position)
 
 
-def _rows_of(dump: Dump, series: Series, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
+def _rows_of(series: Series, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
     """Return the rows of the paired tokens, (R, C); None unless all ranks hold the same ones."""
-    values = read_shared(dump, series.held_in(of_pass))
+    values = read_shared(series.held_in(of_pass))
     taken = take_rows(values, of_pass, numbers) if values is not None else None
     return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None
 
@@ -105,35 +99,31 @@ _Key = tuple[int, int]  # batch and step
 
 
 def place_expert_rows(
-    expected: Dump, actual: Dump, matching: Matching, passes: Sequence[PassPair],
-    first_different: Mapping[int, int],
-) -> tuple[Dump, Dump]:  # fmt: skip
+    matching: Matching, passes: Sequence[PassPair], first_different: Mapping[int, int]
+) -> None:
     """Reorder the rows inside fused experts to shape (N, K, C), in the series of `matching`.
 
     If all routers agree, rows that already correspond stay unchanged. Ports whose rows have no known token
     become unmatched.
     first_different: position of the first different token by prompt.
-    Returns: both dumps, with readers for the changed series.
     """
-    loaders: tuple[_Loaders, _Loaders] = {}, {}
     alike = [_find_comparable(pair, first_different) for pair in passes]
     for choices, inner in _find_fused(matching.pairs):
         layer = _Layer(
-            _Experts(expected, choices.expected if choices else None, [x.expected for x in inner]),
-            _Experts(actual, choices.actual if choices else None, [x.actual for x in inner]),
+            _Experts(choices.expected if choices else None, [x.expected for x in inner]),
+            _Experts(choices.actual if choices else None, [x.actual for x in inner]),
         )
         alike = list(map(layer.compare_choices, passes, alike))
         keeps = all(bool(one.all()) for one in alike)
         if all(layer.choose_orders(*one, keeps=keeps) for one in zip(passes, alike, strict=True)):
-            layer.expected.place(loaders[0])
-            layer.actual.place(loaders[1])
+            layer.expected.place()
+            layer.actual.place()
             continue
         for matched in inner:
             matching.pairs.remove(matched)
             matching.unmatched_expected.append(
                 f"{matched.port}: the recorded expert choices do not tell the tokens of its rows"
             )
-    return expected.with_values(loaders[0]), actual.with_values(loaders[1])
 
 
 def _find_comparable(pair: PassPair, first_different: Mapping[int, int]) -> Tensor:
@@ -171,19 +161,14 @@ def _are_matrices(pair: SeriesPair) -> bool:
     return all(one.has_values and not one.layout and len(one.shape or ()) == 2 for one in tensors)
 
 
-# Loaders of the tensors with other rows, by address.
-_Loaders = dict[tuple[Site, str], Callable[[], Tensor]]
-
-
-def _read_rows(dump: Dump, parts: Sequence[DumpedTensor], order_NK: Tensor) -> Tensor:
-    return torch.cat([dump.read(one) for one in parts])[order_NK]
+def _read_rows(parts: Sequence[DumpedTensor], order_NK: Tensor) -> Tensor:
+    return torch.cat([one.read() for one in parts])[order_NK]
 
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
     """A module inside the fused experts of one dump."""
 
-    dump: Dump
     choices: Series | None
     all_series: Sequence[Series]
     orders: dict[_Key, Tensor] = field(default_factory=dict)
@@ -191,7 +176,7 @@ class _Experts:
 
     def read_choices(self, of_pass: Pass) -> Tensor | None:
         """Return the experts of each token, (N, K); None if unknown or if ranks differ."""
-        choices = read_shared(self.dump, self.choices.held_in(of_pass)) if self.choices else None
+        choices = read_shared(self.choices.held_in(of_pass)) if self.choices else None
         if choices is None:
             return None
         choice_NK = choices.flatten(0, -2).long()
@@ -201,8 +186,7 @@ class _Experts:
     def read_rows(self, of_pass: Pass) -> Tensor | None:
         """Return the rows of all calls at the first port and rank; None if a file is damaged."""
         found = [
-            self.dump.read_intact(held[0])
-            for held in _calls_of(self.all_series[0], _key(of_pass)).values()
+            held[0].read_intact() for held in _calls_of(self.all_series[0], _key(of_pass)).values()
         ]
         intact = [one for one in found if one is not None]
         return torch.cat(intact) if intact and len(intact) == len(found) else None
@@ -223,7 +207,7 @@ class _Experts:
         known = self.orders.get(_key(of_pass))
         return [known] if known is not None else _list_orders(choice_NK, self.list_lengths(of_pass))
 
-    def place(self, loaders: _Loaders) -> None:
+    def place(self) -> None:
         """Merge the calls of each pass with a known order into one."""
         for series in self.all_series:
             for key, order_NK in self.orders.items():
@@ -231,9 +215,8 @@ class _Experts:
                 placed = []
                 for parts in map(list, zip(*calls.values(), strict=True)):
                     shape = (*order_NK.shape, *(parts[0].shape or ())[1:])
-                    placed.append(replace(parts[0], key=f"{parts[0].key} (by token)", shape=shape))
-                    load = partial(_read_rows, self.dump, parts, order_NK)
-                    loaders[placed[-1].site, placed[-1].key] = load
+                    name, load = f"{parts[0].key} (by token)", partial(_read_rows, parts, order_NK)
+                    placed.append(replace(parts[0], key=name, load=load, shape=shape))
                 for at in calls:
                     del series.tensors[at]
                 series.tensors[*key, 0] = placed

@@ -289,7 +289,7 @@ def add_residuals(
             other = addends[1 - number]
             if pair is None or not whole or (other and _size(other[0]) == _size(pair[0])):
                 continue
-            if _is_sum(dumps[number], pair, dumps[1 - number], whole[0]):
+            if _is_sum(pair, whole[0]):
                 found[number].append(pair)
     return _with_sums(dumps[0], found[0]), _with_sums(dumps[1], found[1])
 
@@ -317,10 +317,10 @@ def _size(series: Series) -> int:
     return math.prod(series.first.shape or ())
 
 
-def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Series) -> bool:
+def _is_sum(addends: _Addends, whole: Series) -> bool:
     """Return True if the sum of two tensors is closer to `whole` than the first one alone."""
-    hidden, residual = (dump.read_intact(series.first) for series in addends)
-    reference = other.read_intact(whole.first)
+    hidden, residual = (series.first.read_intact() for series in addends)
+    reference = whole.first.read_intact()
     if hidden is None or residual is None or reference is None:
         return False
     if hidden.numel() != reference.numel():
@@ -334,17 +334,21 @@ def _with_sums(dump: Dump, found: Sequence[_Addends]) -> Dump:
     """Return a dump with each first tensor replaced by the sum, and without the second one."""
     if not found:
         return dump
-    added = {
-        (hidden.site, hidden.key): (hidden, residual)
+    residual_of = {
+        (hidden.site, hidden.key): residual
         for one, other in found
         for key, tensors in one.tensors.items()
         for hidden, residual in zip(tensors, other.tensors[key], strict=False)
     }
-    dropped = {residual.site for _, residual in added.values()}
-    loaders = {address: partial(_add_both, dump, *both) for address, both in added.items()}
-    kept = [one for one in dump.tensors if one.site not in dropped]
-    return replace(dump.with_values(loaders), tensors=kept)
+    dropped = {residual.site for residual in residual_of.values()}
+    kept = [
+        replace(one, load=partial(_add_both, one, residual)) if residual else one
+        for one in dump.tensors
+        if one.site not in dropped
+        for residual in [residual_of.get((one.site, one.key))]
+    ]
+    return replace(dump, tensors=kept)
 
 
-def _add_both(dump: Dump, hidden: DumpedTensor, residual: DumpedTensor) -> Tensor:
-    return dump.read(hidden) + dump.read(residual)
+def _add_both(hidden: DumpedTensor, residual: DumpedTensor) -> Tensor:
+    return hidden.read() + residual.read()

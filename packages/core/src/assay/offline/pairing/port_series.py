@@ -148,21 +148,21 @@ def without_numbers(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def read_shared(dump: Dump, tensors: Sequence[DumpedTensor]) -> Tensor | None:
+def read_shared(tensors: Sequence[DumpedTensor]) -> Tensor | None:
     """Return the values that all ranks hold; None if they differ, or if one cannot be read."""
-    first, *others = map(dump.read_intact, tensors) if tensors else [None]
+    first, *others = [one.read_intact() for one in tensors] or [None]
     if first is None or any(one is None or not torch.equal(one, first) for one in others):
         return None
     return first
 
 
-def list_repeats(dump: Dump, series: Series) -> list[tuple[int, int, int]]:
+def list_repeats(series: Series) -> list[tuple[int, int, int]]:
     """Return the calls that repeat the values of the first call in their pass."""
     found = []
     for key, tensors in series.tensors.items():
         first = series.tensors.get((*key[:2], 0), [])
         pairs = zip(first, tensors, strict=False)
-        if key[2] and first and all(read_shared(dump, pair) is not None for pair in pairs):
+        if key[2] and first and all(read_shared(pair) is not None for pair in pairs):
             found.append(key)
     return found
 
@@ -179,7 +179,6 @@ class Graph:
     """The ports of a dump, and the tokens whose values are compared."""
 
     series_of: SeriesByPort
-    dump: Dump
     of_pass: Pass
     rows: Tensor | None
     """Flat numbers of the tokens in the pass; None if unknown."""
@@ -196,7 +195,7 @@ class Graph:
 
     def _read(self, series: Series) -> Tensor | None:
         tensors = series.held_in(self.of_pass)
-        value = self.dump.read_intact(tensors[0]) if tensors else None
+        value = tensors[0].read_intact() if tensors else None
         if value is None or not value.is_floating_point() or not value.numel() or not value.ndim:
             return None
         taken = None
@@ -227,13 +226,13 @@ def is_activation(series: Series) -> bool:
 
 
 def open_graphs(
-    series_of: tuple[SeriesByPort, SeriesByPort], dumps: tuple[Dump, Dump], passes: PassPair
+    series_of: tuple[SeriesByPort, SeriesByPort], passes: PassPair
 ) -> tuple[Graph, Graph]:
     """Return the graphs of both dumps, with the tokens of a pair of passes."""
     pair = passes.by_row()
     return (
-        Graph(series_of[0], dumps[0], pair.expected, pair.expected_rows),
-        Graph(series_of[1], dumps[1], pair.actual, pair.actual_rows),
+        Graph(series_of[0], pair.expected, pair.expected_rows),
+        Graph(series_of[1], pair.actual, pair.actual_rows),
     )
 
 

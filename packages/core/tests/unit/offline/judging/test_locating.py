@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
 from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.readdress import move_tensor, number_single_passes
+from assay.offline.readdress import number_single_passes
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
@@ -163,7 +163,7 @@ def test_a_mask_that_a_module_loses_is_no_input_of_the_run() -> None:
 def test_a_folder_for_each_pass_is_a_step() -> None:
     def in_folders(wrong_at: int = 99) -> Dump:
         dump = make_dump(sample(wrong_at=wrong_at))
-        moved = [move_tensor(one, step=0, micro_batch=one.site.at.step) for one in dump.tensors]
+        moved = [one.moved(step=0, micro_batch=one.site.at.step) for one in dump.tensors]
         return replace(dump, tensors=moved)
 
     steps = {one.site.at.step for one in number_single_passes(in_folders()).tensors}

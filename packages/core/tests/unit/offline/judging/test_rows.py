@@ -140,7 +140,7 @@ def test_statistics_have_a_verdict_and_no_metrics(
     statistics: dict[Statistic, float], judged: tuple[object, ...]
 ) -> None:
     dump = make_dump({("a", "output", 0): X})
-    tensors = [replace(one, has_values=False, statistics=statistics) for one in dump.tensors]
+    tensors = [replace(one, load=None, statistics=statistics) for one in dump.tensors]
     (row,) = tabulate(dump, replace(dump, tensors=tensors))
     assert (row["statistic"], row["noise_ratio"], row["verdict"], row["reason"]) == judged
     assert row["cosine_similarity"] is None
@@ -192,7 +192,6 @@ def test_an_equal_row_passes_whatever_statistic_decides() -> None:
 def test_shards_of_one_tensor_have_rows_with_the_verdict_of_the_whole() -> None:
     def on_ranks(*parts: torch.Tensor) -> Dump:
         dump = make_dump({("a", f"output.{rank}", 0): part for rank, part in enumerate(parts)})
-        read = {f"rank{rank}": part for rank, part in enumerate(parts)}
         tensors = [
             replace(
                 one,
@@ -201,7 +200,7 @@ def test_shards_of_one_tensor_have_rows_with_the_verdict_of_the_whole() -> None:
             )
             for rank, one in enumerate(dump.tensors)
         ]
-        return replace(dump, tensors=tensors, read=lambda one: read[one.key])
+        return replace(dump, tensors=tensors)
 
     whole = torch.arange(1.0, 9.0).reshape(1, 1, 8)
     rows = tabulate(on_ranks(whole), on_ranks(whole[..., :4], 2 * whole[..., 4:]))

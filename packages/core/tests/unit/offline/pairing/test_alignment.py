@@ -100,8 +100,10 @@ def test_recorded_calls_of_another_sequence_keep_their_rows() -> None:
             ("tower", "output", 0): torch.zeros(2, 2, 4),
             ("", "output", 0): torch.zeros(2, 1, 4),
         },
-        rows={CallSite(0, "encoder"): of_encoder, CallSite(0, ""): of_model},
     )
+    rows_of_call = {"encoder": of_encoder, "": of_model}
+    tensors = [replace(one, rows=rows_of_call.get(one.site.at.module)) for one in dump.tensors]
+    dump = replace(dump, tensors=tensors)
     one = replace(find_passes(dump)[0], rows=RowMap((5, 6), ((3,), (3,))))  # numbered
 
     assert one.rows_at(CallSite(0, "encoder")) == RowMap((5, 6), of_encoder.positions)

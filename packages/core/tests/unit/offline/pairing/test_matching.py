@@ -31,7 +31,7 @@ Values = dict[tuple[str, str], Tensor]
 def matched(expected: Values, actual: Values, names: dict[str, str] | None = None) -> Matching:
     def open_graph(side: Values) -> Graph:
         dump = make_dump({(*key, 0): value for key, value in side.items()})
-        return Graph(collect_series(dump), dump, Pass(0, 0, None), None)
+        return Graph(collect_series(dump), Pass(0, 0, None), None)
 
     graphs = open_graph(expected), open_graph(actual)
     series_of = graphs[0].series_of, graphs[1].series_of
