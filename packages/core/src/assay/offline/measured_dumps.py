@@ -139,7 +139,7 @@ class Pairing:
     @property
     def measurer(self) -> PairMeasurer:
         """Return a new measurer of the pairs, without measurements."""
-        return PairMeasurer(self.expected, self.actual, self.alignment, self.tokens.first_different)
+        return PairMeasurer(self.alignment, self.expected.is_training, self.tokens.first_different)
 
     def read_values(
         self, matched: SeriesPair, flips: Sequence[Flip], *, flips_spread: bool

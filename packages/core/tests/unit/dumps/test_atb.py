@@ -233,7 +233,7 @@ class TestFile:
         assert (tensor.statistics["max"], tensor.statistics["min"]) == (2.0, -1.5)
         assert set(tensor.statistics) == {"max", "min", "norm"}
         assert not tensor.has_values
-        with pytest.raises(UnreadableFileError, match="a.bin has no values"):
+        with pytest.raises(UnreadableFileError, match=r"a\.bin has no values"):
             tensor.read()
 
     def test_complex_statistics_are_left_out(self, tmp_path: Path) -> None:

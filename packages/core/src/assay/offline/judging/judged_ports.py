@@ -10,7 +10,7 @@ from typing import get_args
 
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.metrics import PairSums, RowErrors
+from assay.metrics import NormSums, PairSums, RowErrors
 from assay.noise import TENSOR_FLOOR, at_least, channel_ratio, error_ratios
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
 from assay.offline.measuring.metrics import MetricValues
@@ -166,8 +166,7 @@ def judge_ports(
         key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
     )
     deepest = max((count_blocks(port.module) for port, _ in results), default=0)
-    drifts = {step: sums.relative_error for step, sums in measured.drift.items()}
-    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
+    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), _pool_drifts(measured.drift))
     expected_errors = _expect_errors(results, law, num_blocks, is_ordered=is_ordered)
     noise_of = {
         (port, one.step): one for port in ports if noise for one in reversed(noise.of(port))
@@ -191,6 +190,16 @@ def judge_ports(
             )
             judged.append(JudgedPort(port, order, result, tuple(by_limits), expected, reference))
     return judged
+
+
+def _pool_drifts(drift: Sequence[tuple[int, float, float]]) -> dict[int, float]:
+    """Return the relative difference of all parameters at the start of each training step."""
+    pooled: dict[int, NormSums] = {}
+    for step, dd, ee in drift:
+        sums = pooled.setdefault(step, NormSums())
+        sums.dd += dd
+        sums.ee += ee
+    return {step: sums.relative_error for step, sums in pooled.items()}
 
 
 def _expect_errors(

@@ -192,7 +192,9 @@ def _describe_repeats(dumps: MeasuredDumps) -> tuple[list[str], bool]:
 
     Returns: also True if such values are expected: in training, or on both sides alike.
     """
-    repeated = dumps.measured.repeated
+    repeated: dict[str, list[str]] = {}
+    for side, place in dumps.measured.repeated:
+        repeated.setdefault(side, []).append(place)
     repeats = [
         f"{side} holds the same values twice in a pass: {name_some(places)}"
         for side, places in repeated.items()
@@ -430,7 +432,7 @@ def _describe_extent(dumps: MeasuredDumps, num_allowed: int) -> list[str]:
         notes.append(f"only in ACTUAL ({len(extra):,}): {name_some(extra)}")
     if num_allowed:
         notes.append(f"expected items that --allow-unmatched excuses: {num_allowed:,}")
-    places = [one for found in dumps.measured.results.values() for one in found.ports.values()]
+    places = [one for found in dumps.measured.results.values() for one in found.values()]
     if padded := [one.num_padding for one in places if one.num_padding]:
         rows, of = format_count(sum(padded), "row"), format_count(len(padded), "place")
         notes.append(f"padding is not compared: {rows} at {of}")

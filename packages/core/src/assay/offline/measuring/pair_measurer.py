@@ -1,14 +1,14 @@
 """Measurement of all pairs of two dumps, pooled over the passes of every port."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from assay.comparing.results import PortResult, ReplayResults
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.comparing.results import PortResult
+from assay.dumps.protocol import DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.row_positions import RowIndex
 from assay.locating.modules import add_error
@@ -48,9 +48,9 @@ from assay.offline.measuring.work_chunks import Chunk, divide_pairs, map_chunks
 from assay.offline.pairing.alignment import TokenAlignment
 from assay.offline.pairing.experts import Flip
 from assay.offline.pairing.matching import Matching
-from assay.offline.pairing.passes import PassPair
+from assay.offline.pairing.passes import Pass, PassPair
 from assay.offline.pairing.port_series import Port, Series, SeriesPair, list_repeats
-from assay.sites import Phase, RowMap
+from assay.sites import RowMap
 from assay.stages import Stage
 from assay.statistics import worst_error
 
@@ -59,8 +59,8 @@ from assay.statistics import worst_error
 class MeasuredPorts:
     """The measurements of two dumps by port."""
 
-    results: dict[tuple[Phase, int, int], ReplayResults] = field(default_factory=dict)
-    """The sums of every port, by phase, rank and step of ACTUAL. A generation pools its passes as step 0."""
+    results: dict[Port, dict[tuple[int, int], PortResult]] = field(default_factory=dict)
+    """The sums of every port, by step and rank of ACTUAL. A generation pools its passes as step 0."""
     compared: int = 0
     updates: list[Port] = field(default_factory=list)
     """Ports of parameter changes between training steps, computed from the parameters."""
@@ -68,12 +68,12 @@ class MeasuredPorts:
     """Tensors without a partner in some passes, or with an incompatible shape."""
     norm_errors: dict[tuple[Port, int, int], float] = field(default_factory=dict)
     """Largest relative difference of norms by port, rank and step, where values are not compared."""
-    repeated: dict[str, list[str]] = field(default_factory=dict)
-    """By side, the ports that repeat the same values in a pass."""
+    repeated: list[tuple[str, str]] = field(default_factory=list)
+    """Side and name of each port that repeats the same values in a pass."""
     sums: type[PairSums] = PairSums
     """The kind of sums for activations. Weights need norms only, gradients and updates all sums."""
-    drift: dict[int, NormSums] = field(default_factory=dict)
-    """Difference of all parameters at the start of each training step."""
+    drift: list[tuple[int, float, float]] = field(default_factory=list)
+    """Training step, and the squared norms of a parameter's difference at its start and of its expected values."""
     num_sign_flips: int = 0
     """Elements of updates that are excused, see `excuse_sign_flips`."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
@@ -88,59 +88,36 @@ class MeasuredPorts:
         known = self.replica_errors.get((port, rank), 0.0)
         self.replica_errors[port, rank] = worst_error([known, error])
 
-    def add_drift(self, step: int, dd: float, ee: float) -> None:
-        """Add the squared norms of a parameter's difference and of its expected values."""
-        known = self.drift.setdefault(step, NormSums())
-        known.dd += dd
-        known.ee += ee
-
     def of(self, port: Port) -> list[PortResult]:
         """Return the sums of a port for each measured step and rank."""
-        found = (
-            results.ports.get((port.module, port.name))
-            for (phase, _, _), results in self.results.items()
-            if phase == port.phase
-        )
-        return sorted(
-            (one for one in found if one is not None), key=lambda one: (one.step, one.rank)
-        )
+        found = self.results.get(port, {})
+        return [found[key] for key in sorted(found)]
 
     def at(self, port: Port, rank: int, step: int, value: Tensor, class_name: str) -> PortResult:
         """Return the sums of a port at a rank and step, which are created if needed."""
-        results = self.results.setdefault((port.phase, rank, step), ReplayResults())
-        dtype = str(value.dtype).removeprefix("torch.")
-        stage = Stage(port.module, port.phase)
-        result = results.at(port.module, port.name, stage, dtype, class_name)
-        sums = self.sums if port.phase == "forward" else PairSums
-        if port.phase == "forward" and port.direction == "parameter":
-            sums = NormSums
-        if type(result.sums) is not sums:
-            result.sums = sums()
-        result.rank, result.step = rank, step
-        return result
+        of_port = self.results.setdefault(port, {})
+        if (step, rank) not in of_port:
+            kind = PairSums
+            if port.phase == "forward":
+                kind = NormSums if port.direction == "parameter" else self.sums
+            of_port[step, rank] = PortResult(
+                port.module, port.name, Stage(port.module, port.phase), len(self.results),
+                str(value.dtype).removeprefix("torch."), class_name,
+                sums=kind(), rank=rank, step=step,
+            )  # fmt: skip
+        return of_port[step, rank]
 
     def extend(self, later: "MeasuredPorts") -> None:
         """Add the measurements of later pairs, which have other ports."""
-        for key, results in later.results.items():
-            known = self.results.setdefault(key, ReplayResults()).ports
-            for place, result in results.ports.items():
-                result.order = len(known)
-                known[place] = result
         self.compared += later.compared
         self.num_sign_flips += later.num_sign_flips
-        self.updates += later.updates
-        self.unpaired += later.unpaired
-        self.norm_errors |= later.norm_errors
-        for step, sums in later.drift.items():
-            self.add_drift(step, sums.dd, sums.ee)
-        self.replica_errors |= later.replica_errors
-        self.pairs += later.pairs
-        self.coarse |= later.coarse
-        for side, places in later.repeated.items():
-            self.repeated.setdefault(side, []).extend(places)
+        for name in ("updates", "unpaired", "repeated", "drift", "pairs"):
+            getattr(self, name).extend(getattr(later, name))
+        for name in ("results", "norm_errors", "replica_errors", "coarse"):
+            getattr(self, name).update(getattr(later, name))
 
 
-# A part of one rank's tensor: the pair that holds it, its values, and the expected ones.
+# A part of one rank's tensor: the pair that holds it, and the values of actual and expected.
 _ReadPart = tuple[TensorPair, Tensor, Tensor]
 
 
@@ -148,9 +125,8 @@ _ReadPart = tuple[TensorPair, Tensor, Tensor]
 class PairMeasurer:
     """Measures the pairs of two dumps on all ranks."""
 
-    expected: Dump
-    actual: Dump
     alignment: TokenAlignment
+    is_training: bool
     first_different: Mapping[int, int]
     """Position of the first different token by prompt. Later rows are left out."""
     flips: Sequence[Flip] = ()
@@ -171,9 +147,9 @@ class PairMeasurer:
         for measured in map_chunks(self._measure_chunk, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
         for series in matching.absent_masks:
-            self._measure_mask(self.expected, series)
+            self._measure_mask(series, lambda pair: pair.expected)
         for series in matching.extra_masks:
-            self._measure_mask(self.actual, series)
+            self._measure_mask(series, lambda pair: pair.actual)
         return self.measured
 
     def _measure_chunk(self, chunk: Chunk) -> MeasuredPorts:
@@ -186,12 +162,13 @@ class PairMeasurer:
         for matched in pairs:
             if matched.port.is_of_parameter:
                 self._measure_parameters(matched)
-                if self.expected.is_training and matched.port.phase == "forward":
+                if self.is_training and matched.port.phase == "forward":
                     self._measure_updates(matched)
             else:
                 self._measure_activations(matched)
         for results in self.measured.results.values():
-            results.flush()
+            for result in results.values():
+                result.sums.flush()
 
     def _observe(self, pair: TensorPair) -> None:
         if self.add_metrics is not None:
@@ -207,44 +184,40 @@ class PairMeasurer:
 
     def _place(self, port: Port, tensor: DumpedTensor) -> tuple[Port, int, int]:
         """Return the port, rank and step whose sums include an actual tensor."""
-        return port, tensor.writer, tensor.site.at.step if self.expected.is_training else 0
+        return port, tensor.writer, tensor.site.at.step if self.is_training else 0
 
     def _measure_activations(self, matched: SeriesPair) -> None:
-        series, partner = matched.expected, matched.actual
-        repeats = {
-            "EXPECTED": list_repeats(series),
-            "ACTUAL": list_repeats(partner),
-        }
-        for side, keys in repeats.items():
-            # Tools may record an argument again for every module that passes it on.
-            if keys and matched.port.direction != "input":
-                places = self.measured.repeated.setdefault(side, [])
-                places += [str(matched.port)] if str(matched.port) not in places else []
-        calls: list[HeldCall] = []
+        repeats = list_repeats(matched.expected), list_repeats(matched.actual)
+        # Tools may record an argument again for every module that passes it on.
+        if matched.port.direction != "input":
+            named = zip(("EXPECTED", "ACTUAL"), repeats, strict=True)
+            found = [(side, str(matched.port)) for side, keys in named if keys]
+            self.measured.repeated += [one for one in found if one not in self.measured.repeated]
+        for call, parts in self._read_calls(matched, self._list_calls(matched, repeats[0])):
+            for part in parts:
+                if call.tokens is not None:
+                    self._add(matched, call.tokens, part)
+
+    def _list_calls(
+        self, matched: SeriesPair, repeats: Collection[tuple[int, int, int]]
+    ) -> list[HeldCall]:
+        """Return the calls that both sides hold, in all pairs of passes.
+
+        repeats: expected calls that repeat others. They need no partner.
+        """
+        series, calls = matched.expected, list[HeldCall]()
         for key, tensors in series.tensors.items():
             batch, step, number = key
             for pair in self.alignment.pairs_of(batch, step):
-                others = partner.tensors.get((pair.actual.batch, pair.actual.step, number))
-                if others is None:
-                    if key not in repeats["EXPECTED"] and (
-                        pair.expected_rows is None or not self._needs_none(series, pair, tensors)
-                    ):
-                        self.measured.unpaired.append(f"{series.port} at step {step}")
-                    continue
-                tokens = pair.by_row() if self._flips_in(pair, series.order) else pair
-                calls.append(HeldCall(tensors, others, tokens))
-        for call, parts in self._read_calls(matched, calls):
-            for part in parts:
-                if call.tokens is not None:
-                    self._add(matched, call.tokens, *part)
-
-    def _needs_none(self, series: Series, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
-        """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
-        values = [one.read_intact() for one in tensors]
-        return any(
-            one is not None and (is_any_mask(series.port.name, one) or expects_nothing(pair, one))
-            for one in values
-        )
+                others = matched.actual.tensors.get((*pair.actual.number, number))
+                if others is not None:
+                    tokens = pair.by_row() if self._flips_in(pair, series.order) else pair
+                    calls.append(HeldCall(tensors, others, tokens))
+                elif key not in repeats and (
+                    pair.expected_rows is None or not _needs_none(series, pair, tensors)
+                ):
+                    self.measured.unpaired.append(f"{series.port} at step {step}")
+        return calls
 
     def _read_calls(
         self, matched: SeriesPair, calls: Sequence[HeldCall]
@@ -256,7 +229,7 @@ class PairMeasurer:
     def _read(
         self, matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
     ) -> list[_ReadPart]:
-        """Return the parts of the actual ranks, each with its pair and expected values."""
+        """Return the parts of the actual ranks."""
         port, tensors, others = matched.port, call.expected, call.actual
         # The last tensor of the side with fewer ranks pairs with all remaining ones.
         pairs = [
@@ -316,15 +289,9 @@ class PairMeasurer:
         for pair in pairs:
             self._observe(replace(pair, reason=reason))
 
-    def _add(
-        self,
-        matched: SeriesPair,
-        pair: PassPair,
-        tensors: TensorPair,
-        value: Tensor,
-        reference: Tensor,
-    ) -> None:
+    def _add(self, matched: SeriesPair, pair: PassPair, part: _ReadPart) -> None:
         """Add the values of the tokens that both sides hold to the sums of a port."""
+        tensors, value, reference = part
         pair = pair.of_sequences(reference.shape, value.shape)
         rows = pair.rows_at(tensors.expected.site.at)
         name = matched.port.name
@@ -455,11 +422,8 @@ class PairMeasurer:
                     continue
                 starts, ends = ([one.double() for one in side] for side in (old, new))
                 value, reference = (late - early for early, late in zip(starts, ends, strict=True))
-                self.measured.add_drift(
-                    following,
-                    float((ends[0] - ends[1]).square().sum()),
-                    float(ends[1].square().sum()),
-                )
+                drift, size = (float(one.square().sum()) for one in (ends[0] - ends[1], ends[1]))
+                self.measured.drift.append((following, drift, size))
                 place = self._place(port, pair.actual)
                 result = self.measured.at(*place, old[0], matched.expected.class_name)
                 reference, num_flips = excuse_sign_flips(value, reference)
@@ -469,12 +433,11 @@ class PairMeasurer:
                 if port not in self.measured.updates:
                     self.measured.updates.append(port)
 
-    def _measure_mask(self, dump: Dump, series: Series) -> None:
+    def _measure_mask(self, series: Series, side: Callable[[PassPair], Pass]) -> None:
         """Compare a mask of one side with the mask that attention applies without one."""
         for (batch, step, _), (tensor, *_) in series.tensors.items():
             for pair in self.alignment.pairs:
-                side = pair.expected if dump is self.expected else pair.actual
-                if (side.batch, side.step) != (batch, step) or pair.expected_rows is not None:
+                if side(pair).number != (batch, step) or pair.expected_rows is not None:
                     continue
                 mask = tensor.read_intact()
                 if mask is None and tensor.has_values:
@@ -485,6 +448,15 @@ class PairMeasurer:
                     result = self.measured.at(series.port, 0, 0, mask, series.class_name)
                     result.exact.add(*count_differences(None, mask, pair.rows))
                     result.end_pass(pair.expected.number)
+
+
+def _needs_none(series: Series, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
+    """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
+    values = [one.read_intact() for one in tensors]
+    return any(
+        one is not None and (is_any_mask(series.port.name, one) or expects_nothing(pair, one))
+        for one in values
+    )
 
 
 def _are_masks_of_padding(port: str, value: Tensor, reference: Tensor) -> bool:

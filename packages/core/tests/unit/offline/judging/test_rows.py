@@ -39,7 +39,7 @@ def tabulate(
     matching = match_series(collect_series(expected), collect_series(actual))
     alignment = align_passes(find_passes(expected), find_passes(actual))
     measurer = PairMeasurer(
-        expected, actual, alignment, {}, add_metrics=partial(measure_pair, measure_metrics, ())
+        alignment, expected.is_training, {}, add_metrics=partial(measure_pair, measure_metrics, ())
     )
     measured = measurer.measure(matching)
     ports = [pair.port for pair in matching.pairs]
