@@ -20,11 +20,11 @@ NUM_RANKS = 3
 # Every pair of tensors is a share of its own; the rank that a variable names dies in its first one.
 RANK = """
 import os, signal, sys
-from assay.offline.measuring import work_chunks
+from assay.offline.measuring import pair_measurer
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.cli import main
 
-work_chunks._FEWEST_BYTES = 1
+pair_measurer._FEWEST_BYTES = 1
 measure = PairMeasurer.measure_pairs
 
 def die(self, pairs):

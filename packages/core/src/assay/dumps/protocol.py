@@ -160,6 +160,8 @@ class Dump:
     """Facts on the origin, such as the version of the tool, for people."""
     url: str = ""
     """URL from which `path` was fetched; "" for a local dump."""
+    notes: Sequence[str] = ()
+    """Guesses on the numbering of passes, batches and layers."""
     problems: Sequence[str] = ()
     """Defects, such as missing files. A dump with defects can fail but never pass."""
     is_finished: bool = False

@@ -15,7 +15,7 @@ from assay.offline.judging.rows import COLUMNS, list_measurements, list_tokens, 
 from assay.offline.judging.verdict import judge_dumps
 from assay.offline.measured_dumps import CompareOptions, MeasuredDumps, measure_dumps
 from assay.offline.measuring.metrics import CustomMetric, load_metrics
-from assay.offline.pairing.alignment import find_passes
+from assay.offline.pairing.passes import find_passes
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
 from assay.output.tables import Table, format_table
 from assay.runs import Progress

@@ -18,19 +18,21 @@ from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.dumps.readers.model_folder import TIED, load_settings
 from assay.errors import UsageError, name_some
-from assay.files import read_json_object, read_lines, read_toml
+from assay.files import read_json_object, read_toml
 from assay.metrics import NormSums, PairSums
 from assay.models.sources import RemoteCode
-from assay.offline.contents import (
-    describe_reused,
-    find_cut_off,
-    find_lost_ranks,
-    find_reused_buffers,
-)
 from assay.offline.expected_noise import (
     coarser_unit,
     expected_score_noise,
     measured_score_noise,
+)
+from assay.offline.importing import (
+    describe_reused,
+    find_lost_ranks,
+    find_reused_buffers,
+    import_dump,
+    leave_out_reused,
+    take_order,
 )
 from assay.offline.measuring.metrics import (
     CustomMetric,
@@ -41,17 +43,18 @@ from assay.offline.measuring.metrics import (
 )
 from assay.offline.measuring.pair_measurer import MeasuredPorts, PairMeasurer
 from assay.offline.measuring.pair_values import take_both
-from assay.offline.pairing.alignment import (
+from assay.offline.pairing.experts import Flip, ScoreNoise, find_flips, place_expert_rows
+from assay.offline.pairing.fused_projections import add_residuals
+from assay.offline.pairing.matching import Matching, match_by_topology, match_modules, match_series
+from assay.offline.pairing.passes import (
+    Pass,
+    PassPair,
     TokenAlignment,
     TokenComparison,
     align_passes,
     compare_ids,
     find_passes,
 )
-from assay.offline.pairing.experts import Flip, ScoreNoise, find_flips, place_expert_rows
-from assay.offline.pairing.fused_projections import add_residuals
-from assay.offline.pairing.matching import Matching, match_by_topology, match_modules, match_series
-from assay.offline.pairing.passes import Pass, PassPair
 from assay.offline.pairing.port_series import (
     BLOCK,
     Port,
@@ -59,12 +62,6 @@ from assay.offline.pairing.port_series import (
     SeriesPair,
     collect_series,
     open_graphs,
-)
-from assay.offline.readdress import (
-    join_later_calls,
-    number_ranks,
-    number_single_passes,
-    split_mixed_passes,
 )
 from assay.offline.replaying import Replayed
 from assay.progress import Progress
@@ -331,8 +328,6 @@ class MeasuredDumps:
     """Errors of the noise dump, if there is one."""
     flips: Sequence[Flip]
     """Expert choices that differ at near ties."""
-    notes: list[str]
-    """Notes on the numbering of passes, batches and layers."""
     reused: list[DumpedTensor]
     """Tensors of ACTUAL that hold the values of another step."""
     lost_ranks: set[int]
@@ -368,14 +363,13 @@ def measure_dumps(
     Raises: UsageError for contradictory options; DumpError for dumps that cannot be paired.
     """
     name_map = _read_map(comparison.name_map)
-    expected = _take_order(expected, comparison.order)
-    expected, expected_notes = _normalize(expected)
-    actual, actual_notes = _normalize(actual)
+    expected = import_dump(take_order(expected, comparison.order))
+    actual = import_dump(actual)
     lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
     expected = replace(
         expected, tensors=[one for one in expected.tensors if one.site.at.rank not in lost]
     )
-    expected = _leave_out_reused(expected)
+    expected = leave_out_reused(expected)
     dtype = activation_dtype(actual)
     limits = _load_limits(comparison, dtype)
     unit = coarser_unit([activation_dtype(expected), dtype, expected.rounded_to])
@@ -406,7 +400,7 @@ def measure_dumps(
         measured = measurer.measure(pairing.matching)
     return MeasuredDumps(
         comparison, expected, actual, limits, pairing, measured, measured_noise, flips,
-        [*expected_notes, *actual_notes], find_reused_buffers(actual), lost,
+        find_reused_buffers(actual), lost,
     )  # fmt: skip
 
 
@@ -422,7 +416,7 @@ def measure_noise(
     scores: the expected noise of router scores.
     Raises: DumpError unless it is a healthy run of the same model on the same prompts.
     """
-    pairing = pair_dumps(expected, _normalize(noise)[0], comparison, name_map)
+    pairing = pair_dumps(expected, import_dump(noise), comparison, name_map)
     measurer = replace(pairing.measurer, flips=pairing.find_flips(scores))
     measured = measurer.measure(pairing.matching)
     _require_healthy(comparison, pairing, measured)
@@ -485,25 +479,6 @@ def _require_healthy(comparison: CompareOptions, pairing: Pairing, noise: Measur
         raise DumpError(f"--noise {comparison.noise}: {problem}")
 
 
-def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
-    """Give passes, batches and layers the same numbers in all folders and ranks."""
-    dump, mixed = split_mixed_passes(join_later_calls(number_single_passes(dump)))
-    dump, notes = number_ranks(dump)
-    dump = replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
-    return dump, [mixed, *notes] if mixed else notes
-
-
-def _leave_out_reused(dump: Dump) -> Dump:
-    """Drop tensors that hold the values of another step, and report them as a problem."""
-    reused = find_reused_buffers(dump)
-    dropped = {one.site for one in reused}
-    return replace(
-        dump,
-        tensors=[one for one in dump.tensors if one.site not in dropped],
-        problems=[*dump.problems, *describe_reused(reused)],
-    )
-
-
 def activation_dtype(dump: Dump) -> str:
     """Return the dtype of most floating-point activations."""
     counts = Counter(
@@ -512,27 +487,6 @@ def activation_dtype(dump: Dump) -> str:
         if one.dtype in FORMATS and not one.site.port.startswith("parameter.")
     )
     return counts.most_common(1)[0][0] if counts else "float32"
-
-
-def _take_order(dump: Dump, file: str | None) -> Dump:
-    """Sort the tensors of a dump by the modules of --order.
-
-    Raises: DumpError unless the file names exactly the modules of the dump.
-    """
-    if file is None:
-        return dump
-    lines = [line.strip() for _, line in read_lines(Path(file).expanduser())]
-    places = {name: place for place, name in enumerate(lines)}
-    modules = {one.site.at.module: None for one in dump.tensors}
-    for problem, names in (
-        ("lacks modules of", [one for one in modules if one not in places]),
-        ("names modules that are not in", [one for one in places if one not in modules]),
-    ):
-        if names:
-            raise DumpError(f"--order {file} {problem} {dump.name}: {name_some(names)}")
-    tensors = sorted(dump.tensors, key=lambda one: places[one.site.at.module])
-    tensors = [replace(one, order=number) for number, one in enumerate(tensors)]
-    return replace(dump, tensors=tensors, is_ordered=True)
 
 
 def _read_map(path: str | None) -> dict[str, str]:

@@ -341,7 +341,7 @@ def test_a_metric_that_raises_is_named_with_the_place(golden: Path, tmp_path: Pa
 def test_processes_measure_the_same_as_one(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.offline.measuring.work_chunks._FEWEST_BYTES", 1 << 10)
+    monkeypatch.setattr("assay.offline.measuring.pair_measurer._FEWEST_BYTES", 1 << 10)
     mine = write(tmp_path / "mine", double_scale)
     threads = torch.get_num_threads()
     written = []

@@ -26,8 +26,8 @@ from assay.comparing.wording import describe_location, describe_port, describe_u
 from assay.dtypes import FORMATS, float_format
 from assay.dumps.protocol import DumpedTensor
 from assay.errors import name_some
-from assay.offline.contents import describe_reused, list_unrecorded
 from assay.offline.expected_noise import count_blocks
+from assay.offline.importing import describe_reused
 from assay.offline.judging.changes import describe_change
 from assay.offline.judging.judged_ports import JudgedPort, find_wrong_replicas, judge_ports
 from assay.offline.judging.locating import (
@@ -46,9 +46,9 @@ from assay.offline.judging.rows import list_measurements
 from assay.offline.measured_dumps import MeasuredDumps, Pairing, activation_dtype
 from assay.offline.measuring.metrics import find_worst_values
 from assay.offline.measuring.pair_values import QuantizedLayer, find_quantized_layers
-from assay.offline.pairing.alignment import DifferentToken
 from assay.offline.pairing.matching import is_allowed
-from assay.offline.pairing.port_series import Port, Series
+from assay.offline.pairing.passes import DifferentToken
+from assay.offline.pairing.port_series import Port, Series, SeriesByPort
 from assay.verdicts import Location, Outcome, Suspect, Verdict
 
 # Coarser dtypes than float32 need a noise dump to see errors near their rounding.
@@ -89,7 +89,8 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
         cause,
         notes=[
             *wording.note_on_metric_limits(dumps.limits, dumps.dtype),
-            *dumps.notes,
+            *dumps.expected.notes,
+            *dumps.actual.notes,
             *pairing.notes,
             *_describe_extent(dumps, len(missing) - len(unmatched)),
             *_describe_unjudged(quantized, measured.num_sign_flips),
@@ -227,7 +228,7 @@ def _judge_completeness(
         reasons.append("no tensor has a partner")
     if unmatched:
         reasons.append(wording.describe_missing(unmatched))
-        reasons += list_unrecorded(*dumps.pairing.series_of, unmatched)
+        reasons += _list_unrecorded(*dumps.pairing.series_of, unmatched)
     if doubts:
         names = name_some([f"{one.expected.port} with {one.actual.port}" for _, one in doubts])
         reasons.append(
@@ -269,6 +270,30 @@ def _judge_completeness(
             f" such as {blind[0]}; --noise DUMP measures it"
         )
     return not_compared("; ".join(reasons)) if reasons else passed(measured.compared)
+
+
+_KINDS = {
+    "parameter": "parameters", "changed": "values that calls change in place", "op": "operations",
+    "input": "arguments", "output": "results", "update": "parameter updates",
+}  # fmt: skip
+
+
+def _list_unrecorded(
+    expected: SeriesByPort, actual: SeriesByPort, missing: Sequence[str]
+) -> list[str]:
+    """Describe kinds of tensors that ACTUAL never holds, with the option that excuses their absence.
+
+    missing: names of expected tensors without a partner.
+    """
+    if missing and not any(port.module for port in actual if port.level != "logits"):
+        return ["ACTUAL holds nothing of single modules: --level logits compares what both hold"]
+    held = {port.direction for port in actual}
+    lacking = dict.fromkeys(port.direction for port in expected if port.direction not in held)
+    return [
+        f"ACTUAL holds no {_KINDS.get(kind, kind)}: --allow-unmatched '*:{kind}*' excuses them"
+        for kind in lacking
+        if any(f":{kind}" in name for name in missing)
+    ]
 
 
 def _list_empty(dumps: MeasuredDumps) -> list[str]:

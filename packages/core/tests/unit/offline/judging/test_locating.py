@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
 from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.readdress import number_single_passes
+from assay.offline.importing import number_single_passes
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump

@@ -18,8 +18,8 @@ from assay.offline.judging.judged_ports import JudgedPort, judge_ports
 from assay.offline.judging.rows import make_table
 from assay.offline.measuring.metrics import measure_metrics, measure_pair
 from assay.offline.measuring.pair_measurer import PairMeasurer
-from assay.offline.pairing.alignment import align_passes, find_passes
 from assay.offline.pairing.matching import match_series
+from assay.offline.pairing.passes import align_passes, find_passes
 from assay.offline.pairing.port_series import collect_series
 from assay.output.tables import Cell
 from assay.report.page.pictures import HeatMap, draw_heat_map

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpError
 from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.contents import find_cut_off, find_lost_ranks, find_reused_buffers
+from assay.offline.importing import find_cut_off, find_lost_ranks, find_reused_buffers
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import Values, damaged, make_dump

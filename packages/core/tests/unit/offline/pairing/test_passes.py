@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.pairing.alignment import TokenComparison, align_passes, compare_ids, find_passes
-from assay.offline.pairing.passes import Pass, take_rows
+from assay.offline.pairing.passes import (
+    Pass,
+    TokenComparison,
+    align_passes,
+    compare_ids,
+    find_passes,
+    take_rows,
+)
 from assay.sites import CallSite, RowMap
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
 

@@ -1,21 +1,53 @@
-"""New addresses for the tensors of a dump: one number for each pass, batch, layer and expert, on all ranks.
+"""The import of dumps: one order, and one number for each pass, batch, layer and expert, on all ranks.
 
+It also finds signs that a dump does not hold a whole run: a cut-off end, lost ranks, reused buffers.
 Tensor-parallel shards keep their ranks. `measuring/placed_parts.py` compares them part by part.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, arange
 
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.comparing.wording import format_count
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.errors import name_some
+from assay.files import read_lines
 from assay.offline.measuring.placed_parts import LayoutError, parse_layout, place_declared
-from assay.offline.pairing.alignment import read_ids, read_positions
-from assay.offline.pairing.port_series import ROUTERS
+from assay.offline.pairing.passes import Pass, find_passes, read_ids, read_positions
+from assay.offline.pairing.port_series import ROUTERS, Port, Series, SeriesByPort, collect_series
 from assay.sites import RowMap
+
+
+def import_dump(dump: Dump) -> Dump:
+    """Give passes, batches, layers and experts the same numbers in all folders and ranks."""
+    dump = number_ranks(split_mixed_passes(join_later_calls(number_single_passes(dump))))
+    return replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
+
+
+def take_order(dump: Dump, file: str | None) -> Dump:
+    """Sort the tensors of a dump by the modules of --order.
+
+    Raises: DumpError unless the file names exactly the modules of the dump.
+    """
+    if file is None:
+        return dump
+    lines = [line.strip() for _, line in read_lines(Path(file).expanduser())]
+    places = {name: place for place, name in enumerate(lines)}
+    modules = {one.site.at.module: None for one in dump.tensors}
+    for problem, names in (
+        ("lacks modules of", [one for one in modules if one not in places]),
+        ("names modules that are not in", [one for one in places if one not in modules]),
+    ):
+        if names:
+            raise DumpError(f"--order {file} {problem} {dump.name}: {name_some(names)}")
+    tensors = sorted(dump.tensors, key=lambda one: places[one.site.at.module])
+    tensors = [replace(one, order=number) for number, one in enumerate(tensors)]
+    return replace(dump, tensors=tensors, is_ordered=True)
 
 
 def join_later_calls(dump: Dump) -> Dump:
@@ -51,12 +83,11 @@ def number_single_passes(dump: Dump) -> Dump:
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")
 
 
-def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
+def split_mixed_passes(dump: Dump) -> Dump:
     """Separate prefill and decode steps into passes with the same module names.
 
     Accelerator libraries build one graph for the prefill and one for decode steps, and number the operations
     through both. The folder of the first token holds both graphs.
-    Returns: the dump, and a note; the same dump and "" if no folder is mixed.
     """
     tops_of_step: dict[int, list[str]] = {}
     for tensor in dump.tensors:
@@ -66,10 +97,10 @@ def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
             tops.append(top)
     names = [sorted(tops, key=_number) for tops in tops_of_step.values()]
     if not all(_NUMBERED.fullmatch(name) for tops in names for name in tops):
-        return dump, ""
+        return dump
     prefill, decode = _find_graphs(names)
     if not prefill:
-        return dump, ""
+        return dump
     renamed = dict(zip(decode, prefill, strict=True))
     passes: dict[tuple[int, bool], int] = {}
     for step, tops in sorted(tops_of_step.items()):
@@ -84,7 +115,7 @@ def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
         tensors.append(tensor.moved(step=passes[at.step, is_decode], module=module))
     mixed = [str(step) for step in tops_of_step if {(step, False), (step, True)} <= set(passes)]
     note = f"folder {', '.join(mixed)} of {dump.name} holds the prefill and the first decode step"
-    return replace(dump, tensors=tensors), note if mixed else ""
+    return replace(dump, tensors=tensors, notes=[*dump.notes, *([note] if mixed else [])])
 
 
 def _top(tensor: DumpedTensor) -> str:
@@ -117,33 +148,26 @@ PartsOfPasses = Mapping[tuple[int, int], Sequence[RowMap]]
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
 
 
-def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
-    """Assign global numbers to batches, prompt parts, layers and experts.
-
-    Returns: the dump, and notes on the recognized kinds of parallelism.
-    """
+def number_ranks(dump: Dump) -> Dump:
+    """Assign global numbers to batches, prompt parts, layers and experts. Notes name the kinds of parallelism."""
     if len(dump.ranks) < 2:
-        return dump, []
-    notes = []
+        return dump
     tensors = [replace(tensor, world_rank=tensor.site.at.rank) for tensor in dump.tensors]
     dump = replace(dump, tensors=tensors)
     stages = _find_stages(dump)
     if len(stages) > 1:
         dump = _number_layers(dump, stages)
-        notes.append(f"{dump.name}: {len(stages)} pipeline stages hold different layers")
-    dump, experts = number_experts(dump)
-    if experts:
-        notes.append(f"{dump.name}: its experts are numbered on each of {experts} ranks")
+    dump = number_experts(dump)
     groups = _find_groups(dump)
-    if len(groups) > 1 and (parts := find_parts(dump, groups)):
-        dump = _number_parts(dump, groups, parts)
-        notes.append(
-            f"{dump.name}: {len(groups)} groups of ranks hold different tokens of a prompt"
-        )
-    elif len(groups) > 1:
-        dump = _number_batches(dump, groups)
-        notes.append(f"{dump.name}: {len(groups)} data-parallel groups hold different prompts")
-    return dump, notes
+    if len(groups) == 1:
+        return dump
+    parts = find_parts(dump, groups)
+    return _number_parts(dump, groups, parts) if parts else _number_batches(dump, groups)
+
+
+def _noted(dump: Dump, tensors: Sequence[DumpedTensor], note: str) -> Dump:
+    """Return a dump with other tensors, and a note on the reason."""
+    return replace(dump, tensors=tensors, notes=[*dump.notes, f"{dump.name}: {note}"])
 
 
 def _find_groups(dump: Dump) -> list[list[int]]:
@@ -210,7 +234,11 @@ def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
         return tensor.moved(micro_batch=at.micro_batch * len(groups) + group, rank=rank)
 
     pairs = zip(dump.tensors, _leave_axes(dump, groups), strict=True)
-    return replace(dump, tensors=[old if is_sharded(old) else move(new) for old, new in pairs])
+    return _noted(
+        dump,
+        [old if is_sharded(old) else move(new) for old, new in pairs],
+        f"{len(groups)} data-parallel groups hold different prompts",
+    )
 
 
 def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> Dump:
@@ -227,7 +255,8 @@ def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> 
             step=at.step * len(groups) + group, rank=rank
         )
 
-    return replace(dump, tensors=list(map(move, _leave_axes(dump, groups))))
+    note = f"{len(groups)} groups of ranks hold different tokens of a prompt"
+    return _noted(dump, list(map(move, _leave_axes(dump, groups))), note)
 
 
 def _find_stages(dump: Dump) -> list[list[int]]:
@@ -278,7 +307,7 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         module = _add_to_layer(at.module, offsets[stage])
         rank = stages[stage].index(at.rank)
         kept.append(replace(tensor.moved(module=module, rank=rank), order=len(kept)))
-    return replace(dump, tensors=kept)
+    return _noted(dump, kept, f"{len(stages)} pipeline stages hold different layers")
 
 
 def _add_to_layer(module: str, offset: int) -> str:
@@ -314,12 +343,11 @@ class _Experts:
         return {rank: place * len(own) for place, rank in enumerate(sorted(self.numbers))}
 
 
-def number_experts(dump: Dump) -> tuple[Dump, int]:
+def number_experts(dump: Dump) -> Dump:
     """Assign global numbers to experts that each rank counts from 0.
 
     Either the dump declares the expert-parallel axis, or the router has as many scores as all ranks together
     have experts. With fewer scores, every rank holds a part of every expert.
-    Returns: the dump, and the number of ranks that share the experts of a layer, or 0.
     """
     layers: dict[str, _Experts] = {}
     routed: dict[str, int] = {}
@@ -345,8 +373,9 @@ def number_experts(dump: Dump) -> tuple[Dump, int]:
 
     shared = max((len(one) for one in offsets.values()), default=0)
     if not shared:
-        return dump, 0
-    return replace(dump, tensors=list(map(move, dump.tensors))), shared
+        return dump
+    note = f"its experts are numbered on each of {shared} ranks"
+    return _noted(dump, list(map(move, dump.tensors)), note)
 
 
 def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
@@ -415,3 +444,229 @@ def _declared_positions(
         [one_slice.cut(whole).tolist()] * shape[0]
         for one_slice, shape in zip(placement.slices, shapes, strict=True)
     ]
+
+
+def find_cut_off(dump: Dump) -> list[str]:
+    """Return a problem for each rank whose last pass ends before the point where earlier passes end.
+
+    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt,
+    and so is one without an order.
+    """
+    if dump.is_finished or not dump.is_ordered:
+        return []
+    by_rank: dict[int, list[DumpedTensor]] = {}
+    for tensor in sorted(dump.tensors, key=lambda one: one.order):
+        by_rank.setdefault(tensor.site.at.rank, []).append(tensor)
+    return [
+        f"the run was cut off in {f'rank {at.rank}, ' if at.rank else ''}step {at.step}: its last"
+        f" results are those of {at.module or '(model)'}"
+        for tensors in by_rank.values()
+        if _is_cut_off(tensors)
+        for at in [tensors[-1].site.at]
+    ]
+
+
+def _is_cut_off(tensors: list[DumpedTensor]) -> bool:
+    passes: dict[tuple[int, int], dict[Port, None]] = {}
+    for one in tensors:
+        at = one.site.at
+        ports = passes.setdefault((at.micro_batch, at.step), {})
+        ports[Port(at.module, one.site.port, at.phase)] = None
+    at = tensors[-1].site.at
+    last = passes.pop((at.micro_batch, at.step))
+    if not passes:
+        return at.phase == "forward" and _is_inside_unfinished(at.module, last)
+    before = list(passes[list(passes)[-1]])
+    missing = [port for port in before if port not in last]
+    return 0 < len(missing) < len(before) and before[-len(missing) :] == missing
+
+
+def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
+    """Return True if a block around a module has no output, and a similar block has one."""
+    finished = {port.module for port in ports if port.direction == "output"}
+    kinds = {re.sub(r"\d+", "*", one) for one in finished}
+    parts = module.split(".")
+    around = [".".join(parts[:count]) for count in range(1, len(parts))]
+    return any(one not in finished and re.sub(r"\d+", "*", one) in kinds for one in around)
+
+
+# The values of this many ports are read. The majority decides.
+_MOST_PLACES = 9
+
+
+def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
+    """Return the ranks that only EXPECTED holds, if the other ranks hold the same parts on both sides.
+
+    A run on fewer ranks holds whole tensors, sums or larger parts instead.
+    """
+    kept, lost = set(actual.ranks), set(expected.ranks) - set(actual.ranks)
+    if not lost or not kept <= set(expected.ranks):
+        return set()
+    votes: list[bool] = []
+    others = collect_series(actual)
+    for port, series in collect_series(expected).items():
+        # The first call, on all ranks.
+        both = [next(iter(one.tensors.values())) for one in (series, others.get(port)) if one]
+        if len(both) < 2 or len(both[0]) <= len(both[1]):
+            continue
+        shapes = {one.site.at.rank: one.shape for one in both[0]}
+        if any(one.shape != shapes.get(one.site.at.rank) for one in both[1]):
+            return set()
+        if len(votes) < _MOST_PLACES and "float" in series.first.dtype:
+            votes += _vote(both[0], both[1])
+    return lost if sum(votes) * 2 > len(votes) else set()
+
+
+def _vote(parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]) -> list[bool]:
+    """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
+    values = {
+        one.site.at.rank: value.double()
+        for one in parts
+        if (value := one.read_intact()) is not None
+    }
+    other = others[0].read_intact()
+    if other is None or len(values) < len(parts):
+        return []
+    if len({one.shape for one in values.values()}) > 1:
+        return [True]
+    own = values[others[0].site.at.rank]
+    if all(torch.equal(one, own) for one in values.values()):
+        return []
+    total = torch.stack([*values.values()]).sum(0)
+    return [_distance(other.double(), own) < _distance(other.double(), total)]
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float(torch.linalg.vector_norm(one - other))
+
+
+# One module, such as a saturated gate, may compute equal values from different inputs. Three do not.
+_FEWEST_MODULES = 3
+# An output with fewer distinct values may be constant by nature, such as zeros or a one-hot choice.
+_FEWEST_VALUES = 5
+
+_Pair = tuple[Pass, Pass]
+
+
+def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
+    """Return the outputs that are bitwise equal in decode steps with different tokens or inputs.
+
+    A captured graph writes every step to the same memory. A tool that keeps references, or that records
+    only during capture, then dumps one step under the names of all steps.
+
+    To save time, only the first and last pair of decode steps of each request are searched.
+    """
+    series_of = {
+        port: series for port, series in collect_series(dump).items() if port.phase == "forward"
+    }
+    outputs = [
+        series
+        for port, series in series_of.items()
+        if port.direction == "output" and "float" in series.first.dtype
+    ]
+    found: dict[str, DumpedTensor] = {}
+    for pairs in _list_decode_pairs(find_passes(dump)):
+        telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
+        for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
+            repeated = [series for series in outputs if _is_same(series, one, other)]
+            if repeated and _is_evidence(series_of, (one, other), repeated):
+                steps = dict.fromkeys(each for pair in pairs for each in pair)
+                for series in repeated:
+                    same = [each for each in steps if _is_same(series, each, other)]
+                    found |= {
+                        str(held.site): held for each in same for held in series.held_in(each)
+                    }
+    return list(found.values())
+
+
+def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
+    """Return one problem for all reused buffers, or an empty list."""
+    if not reused:
+        return []
+    steps = sorted({one.site.at.step for one in reused})
+    modules = list(dict.fromkeys(one.site.at.module or "(model)" for one in reused))
+    text = (
+        f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ: a buffer was"
+        f" reused, as by a captured graph ({format_count(len(modules), 'module')}: {name_some(modules)})"
+    )
+    return [text]
+
+
+def _list_decode_pairs(passes: Sequence[Pass]) -> Iterator[list[_Pair]]:
+    """Yield the pairs of successive decode steps of each request."""
+    pairs: list[_Pair] = []
+    has_begun = False
+    for one, following in pairwise(passes):
+        lengths = [each.rows.length if each.rows else 0 for each in (one, following)]
+        if one.batch != following.batch or lengths[1] != 1:
+            yield pairs
+            pairs, has_begun = [], False
+        elif lengths[0] > 1:
+            has_begun = True
+        elif has_begun and one.shape == following.shape:
+            pairs.append((one, following))
+    yield pairs
+
+
+def _have_different_ids(one: Pass, other: Pass) -> bool:
+    return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
+
+
+def _is_same(series: Series, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES) -> bool:
+    """Return True if a port holds equal values in two passes on all ranks."""
+    sides = series.held_in(one), series.held_in(other)
+    return len(sides[0]) == len(sides[1]) > 0 and all(
+        _are_equal(*both, fewest_values) for both in zip(*sides, strict=True)
+    )
+
+
+def _are_equal(one: DumpedTensor, other: DumpedTensor, fewest_values: int) -> bool:
+    if one.shape != other.shape or one.has_values != other.has_values:
+        return False
+    if not one.has_values:
+        known = one.statistics
+        return known == other.statistics and known.get("max") != known.get("min")
+    return one.holds_equal(other) and len(one.read().double().unique()) >= fewest_values
+
+
+def _is_evidence(series_of: SeriesByPort, pair: _Pair, repeated: Sequence[Series]) -> bool:
+    """Return True if several modules, or the logits, have equal results for different inputs."""
+    have_different_ids = _have_different_ids(*pair)
+    if have_different_ids and any(series.port.level == "logits" for series in repeated):
+        return True
+    found = set()
+    for series in repeated:
+        inputs = [
+            other
+            for port, other in series_of.items()
+            if (port.module, port.direction) == (series.port.module, "input")
+            and other.held_in(pair[0])
+        ]
+        # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
+        is_explained = all(_is_same(one, *pair, fewest_values=0) for one in inputs)
+        if not is_explained or (have_different_ids and not inputs):
+            found.add(series.port.module)
+    if len(found) >= _FEWEST_MODULES:
+        return True
+    # Attention sees one more token in each step, so some result must differ.
+    modules = {series.port.module for series in repeated}
+    return (
+        len(modules) >= _FEWEST_MODULES
+        and any("att" in module.lower() for module in modules)
+        and all(
+            _is_same(series, *pair, fewest_values=0)
+            for port, series in series_of.items()
+            if port.direction == "output" and series.held_in(pair[0])
+        )
+    )
+
+
+def leave_out_reused(dump: Dump) -> Dump:
+    """Drop tensors that hold the values of another step, and report them as a problem."""
+    reused = find_reused_buffers(dump)
+    dropped = {one.site for one in reused}
+    return replace(
+        dump,
+        tensors=[one for one in dump.tensors if one.site not in dropped],
+        problems=[*dump.problems, *describe_reused(reused)],
+    )
