@@ -186,13 +186,10 @@ def pair_dumps(
             by_order=len(partner_of) < _LEAST_NAMESAKES * num_modules,
         )
         partner_of, guesses = found | partner_of, set(found)
-    opened = expected, actual
-    expected, actual = add_residuals(opened, both, partner_of)
-    for side, dump, before in zip(("EXPECTED", "ACTUAL"), (expected, actual), opened, strict=True):
-        if dump is not before:
+    stored, both = both, add_residuals(both, partner_of)
+    for side, before, after in zip(("EXPECTED", "ACTUAL"), stored, both, strict=True):
+        if after is not before:
             notes.append(f"{side} keeps hidden states and residuals apart: their sums are compared")
-    both = collect_series(expected, options.rank), collect_series(actual, options.rank)
-    both = _add_tied((expected, actual), both)
     series_of, actual_series = (_choose(one, options.level) for one in both)
     graphs = None
     if alignment.pairs or all(port.direction == "parameter" for port in series_of):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import DumpedTensor
 from assay.offline.pairing.port_series import (
     SIMILAR,
     Graph,
@@ -269,10 +269,8 @@ _Groups = dict[tuple[str, str], list[Series]]
 
 
 def add_residuals(
-    dumps: tuple[Dump, Dump],
-    series_of: tuple[SeriesByPort, SeriesByPort],
-    partner_of: Mapping[str, str],
-) -> tuple[Dump, Dump]:
+    series_of: tuple[SeriesByPort, SeriesByPort], partner_of: Mapping[str, str]
+) -> tuple[SeriesByPort, SeriesByPort]:
     """Add hidden state and residual of either dump where the other dump holds only their sum.
 
     Inference engines return both from a layer, and add them in the next norm.
@@ -291,7 +289,7 @@ def add_residuals(
                 continue
             if _is_sum(pair, whole[0]):
                 found[number].append(pair)
-    return _with_sums(dumps[0], found[0]), _with_sums(dumps[1], found[1])
+    return _with_sums(series_of[0], found[0]), _with_sums(series_of[1], found[1])
 
 
 def _group_floats(series_of: SeriesByPort) -> _Groups:
@@ -304,12 +302,13 @@ def _group_floats(series_of: SeriesByPort) -> _Groups:
 
 
 def _find_addends(all_series: Sequence[Series]) -> _Addends | None:
-    """Return the first two neighbors with the same shape and calls."""
+    """Return the first two neighbors with the same shape, calls and ranks."""
     for pair in pairwise(all_series):
         one, other = (series.first for series in pair)
         has_values = one.has_values and other.has_values
         if has_values and one.shape is not None and one.shape == other.shape:
-            return pair if pair[0].tensors.keys() == pair[1].tensors.keys() else None
+            calls = [{key: len(held) for key, held in series.tensors.items()} for series in pair]
+            return pair if calls[0] == calls[1] else None
     return None
 
 
@@ -330,24 +329,28 @@ def _is_sum(addends: _Addends, whole: Series) -> bool:
     return bool(added.norm() < alone.norm())
 
 
-def _with_sums(dump: Dump, found: Sequence[_Addends]) -> Dump:
-    """Return a dump with each first tensor replaced by the sum, and without the second one."""
+def _with_sums(series_of: SeriesByPort, found: Sequence[_Addends]) -> SeriesByPort:
+    """Return the series with each first one replaced by the sums, and without the second one."""
     if not found:
-        return dump
-    residual_of = {
-        (hidden.site, hidden.key): residual
-        for one, other in found
-        for key, tensors in one.tensors.items()
-        for hidden, residual in zip(tensors, other.tensors[key], strict=False)
+        return series_of
+    residual_of = {hidden.port: residual for hidden, residual in found}
+    dropped = {residual.port for _, residual in found}
+    return {
+        port: _add(series, residual_of[port]) if port in residual_of else series
+        for port, series in series_of.items()
+        if port not in dropped
     }
-    dropped = {residual.site for residual in residual_of.values()}
-    kept = [
-        replace(one, load=partial(_add_both, one, residual)) if residual else one
-        for one in dump.tensors
-        if one.site not in dropped
-        for residual in [residual_of.get((one.site, one.key))]
-    ]
-    return replace(dump, tensors=kept)
+
+
+def _add(hidden: Series, residual: Series) -> Series:
+    tensors = {
+        key: [
+            replace(one, load=partial(_add_both, one, other))
+            for one, other in zip(held, residual.tensors[key], strict=True)
+        ]
+        for key, held in hidden.tensors.items()
+    }
+    return replace(hidden, tensors=tensors)
 
 
 def _add_both(hidden: DumpedTensor, residual: DumpedTensor) -> Tensor:
