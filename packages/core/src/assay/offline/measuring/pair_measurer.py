@@ -5,6 +5,7 @@ Processes and, under torchrun, ranks divide the pairs by bytes.
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -32,6 +33,8 @@ from assay.metrics import NormSums, PairSums
 from assay.offline.measuring.metrics import TensorPair
 from assay.offline.measuring.pair_values import (
     Coarseness,
+    IncomparableError,
+    NotNeededError,
     compare_copies,
     compare_norms,
     count_each,
@@ -45,11 +48,9 @@ from assay.offline.measuring.pair_values import (
     measure_coarseness,
     measure_parameter,
     read_norms,
-    take_both,
 )
 from assay.offline.measuring.placed_parts import (
     HeldCall,
-    LayoutError,
     PlacementRules,
     find_rules,
     read_parts,
@@ -210,7 +211,8 @@ class PairMeasurer:
         for held, parts in self._read_calls(matched, self._list_calls(matched, repeats[0])):
             for part in parts:
                 if held.tokens is not None:
-                    self._add(matched, held.tokens, part)
+                    with self._left_out([part[0]]):
+                        self._add(matched, held.tokens, part)
 
     def _list_calls(
         self, matched: SeriesPair, repeats: Collection[tuple[int, int, int]]
@@ -241,119 +243,92 @@ class PairMeasurer:
             yield held, self._read(matched, held, rules)
 
     def _read(
-        self, matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
+        self, matched: SeriesPair, held: HeldCall, rules: PlacementRules | None
     ) -> list[_ReadPart]:
-        """Return the parts of the actual ranks."""
-        port, tensors, others = matched.port, call.expected, call.actual
+        """Return the parts of the actual ranks; none if only norms can be compared."""
+        port, tensors, others = matched.port, held.expected, held.actual
         # The last tensor of the side with fewer ranks pairs with all remaining ones.
         pairs = [
             TensorPair(port, tensors[min(n, len(tensors) - 1)], others[min(n, len(others) - 1)])
             for n in range(max(len(tensors), len(others)))
         ]
-        if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
-            if call.tokens is not None and not call.tokens.is_of_as_many_tokens:
-                self._leave_out(pairs, "norms of other tokens are not compared")
+        parts: list[tuple[int, Tensor, Tensor]] = []
+        with self._left_out(pairs):
+            if self.by_statistics or not all(one.has_values for one in (*tensors, *others)):
+                self._compare_norms(matched, held, pairs)
                 return []
-            self._compare_norms(matched, tensors, others, pairs)
-            return []
-        try:
-            parts, replica_errors = read_parts(matched, call, rules)
-        except (UnreadableFileError, LayoutError) as error:
-            self._leave_out(pairs, str(error))
-            return []
-        for holder, difference in replica_errors.items():
-            self.measured.add_replica(port, tensors[holder].writer, difference)
-        measured = {holder for holder, _, _ in parts}
-        for number, pair in enumerate(pairs):
-            if number not in measured:
-                self._observe(pair)  # measured as part of another shard or sum
+            parts, replica_errors = read_parts(matched, held, rules)
+            for holder, difference in replica_errors.items():
+                self.measured.add_replica(port, tensors[holder].writer, difference)
+            measured = {holder for holder, _, _ in parts}
+            for number, pair in enumerate(pairs):
+                if number not in measured:
+                    self._observe(pair)  # measured as part of another shard or sum
         return [(pairs[holder], value, reference) for holder, value, reference in parts]
 
-    def _compare_norms(
-        self, matched: SeriesPair, tensors: list[DumpedTensor], others: list[DumpedTensor],
-        pairs: list[TensorPair],
-    ) -> None:  # fmt: skip
-        dtype = tensors[0].dtype or others[0].dtype
-        if dtype and not dtype.startswith(("float", "bfloat")):
+    @contextmanager
+    def _left_out(self, pairs: list[TensorPair]) -> Iterator[None]:
+        """Note the reason why pairs cannot be compared, and leave the context."""
+        try:
+            yield
+        except (UnreadableFileError, IncomparableError) as error:
+            if not isinstance(error, NotNeededError):
+                step = pairs[0].expected.site.at.step
+                self.measured.unpaired.append(f"{pairs[0].port} at step {step}: {error}")
             for pair in pairs:
-                self._observe(replace(pair, reason="tools record no norm of integers"))
-            return
+                self._observe(replace(pair, reason=str(error)))
+
+    def _compare_norms(self, matched: SeriesPair, held: HeldCall, pairs: list[TensorPair]) -> None:
+        if held.tokens is not None and not held.tokens.is_of_as_many_tokens:
+            raise IncomparableError("norms of other tokens are not compared")
+        dtype = held.expected[0].dtype or held.actual[0].dtype
+        if dtype and not dtype.startswith(("float", "bfloat")):
+            raise NotNeededError("tools record no norm of integers")
         is_part = matched.expected_span is not None or matched.actual_span is not None
         norms = [(read_norms(pair.expected), read_norms(pair.actual)) for pair in pairs]
-        if is_part or len(tensors) != len(others) or any(None in both for both in norms):
-            self._leave_out(pairs, "no norm to compare")
-            return
+        are_alike = len(held.expected) == len(held.actual) and not is_part
+        if not are_alike or any(None in both for both in norms):
+            raise IncomparableError("no norm to compare")
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
-            # Norms cover all tokens of a pass: once one differs, later passes hold other tokens.
-            key = matched.port, pair.actual.writer, pair.actual.site.at.step
-            error = compare_norms(actual or {}, expected or {})
-            if error is None:
-                self._leave_out([pair], "EXPECTED holds NaN or infinity")
-                continue
-            known = self.measured.norm_errors.get(key, 0.0)
-            self.measured.norm_errors[key] = worst_error([known, error])
-            empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
-            self.measured.at(*key, empty, matched.expected.class_name)
-            self._observe(pair)
-            self.measured.compared += 1
-
-    def _leave_out(self, pairs: list[TensorPair], reason: str) -> None:
-        step = pairs[0].expected.site.at.step
-        self.measured.unpaired.append(f"{pairs[0].port} at step {step}: {reason}")
-        for pair in pairs:
-            self._observe(replace(pair, reason=reason))
+            with self._left_out([pair]):
+                error = compare_norms(actual or {}, expected or {})
+                if error is None:
+                    raise IncomparableError("EXPECTED holds NaN or infinity")
+                # Norms cover all tokens of a pass: once one differs, later passes hold other tokens.
+                key = matched.port, pair.actual.writer, pair.actual.site.at.step
+                known = self.measured.norm_errors.get(key, 0.0)
+                self.measured.norm_errors[key] = worst_error([known, error])
+                empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
+                self.measured.at(*key, empty, matched.expected.class_name)
+                self._observe(pair)
+                self.measured.compared += 1
 
     def _add(self, matched: SeriesPair, pair: PassPair, part: _ReadPart) -> None:
         """Add the values of the tokens that both sides hold to the sums of a port."""
         tensors, value, reference = part
         pair = pair.of_sequences(reference.shape, value.shape)
         rows = pair.rows_at(tensors.expected.site.at)
-        name = matched.port.name
-        are_masks = [
-            is_attention_mask(name, one) or (matched.port.is_positional and is_unnamed_mask(one))
-            for one in (value, reference)
-        ]
-        if pair.expected_rows is not None:
-            # The output of attention shows a wrong mask.
-            if any(are_masks) or is_any_mask(name, reference):
-                self._observe(replace(tensors, reason="masks of other tokens are not compared"))
-                return
-            taken = take_both(pair, value, reference)
-            if taken is None and expects_nothing(pair, reference):
-                self._observe(replace(tensors, reason="it holds none of these tokens"))
-                return
-            if taken is None:
-                self._leave_out([tensors], "its tokens are unknown")
-                return
-            value, reference, rows = taken
-        elif all(are_masks) or _are_masks_of_padding(name, value, reference):
-            empty = torch.empty(0, dtype=torch.bool)
-            result = self.measured.at(*self._place(matched.port, tensors.actual), empty, "")
-            result.exact.add(*count_differences(value, reference, rows))
-            result.end_pass(pair.expected.number)
-            self.measured.compared += 1
-            self._observe(tensors)
-            return
-        shaped = give_one_shape(pair, value, reference, rows)
-        if shaped is None:
-            self._leave_out([tensors], describe_shapes(value, reference))
-            return
-        value, reference, rows = shaped
         place = self._place(matched.port, tensors.actual)
-        result = self.measured.at(*place, value, matched.expected.class_name)
-        value, reference = give_comparable_dtype(value, reference)
-        value, reference = count_each(value, reference, rows)
-        self.measured.compared += 1
-        compared = add_error(
-            result,
-            self._index_of(pair, rows),
-            rows,
-            self._excluded(rows, self._flips_in(pair, matched.expected.order)),
-            value,
-            reference,
-        )
-        num_rows = len(compared[0]) if reference.is_floating_point() else 0
+        if _are_masks(matched.port, pair, value, reference):
+            result = self.measured.at(*place, torch.empty(0, dtype=torch.bool), "")
+            result.exact.add(*count_differences(value, reference, rows))
+            compared, num_rows = None, 0
+        else:
+            value, reference, rows = give_one_shape(pair, value, reference, rows)
+            result = self.measured.at(*place, value, matched.expected.class_name)
+            value, reference = give_comparable_dtype(value, reference)
+            value, reference = count_each(value, reference, rows)
+            compared = add_error(
+                result,
+                self._index_of(pair, rows),
+                rows,
+                self._excluded(rows, self._flips_in(pair, matched.expected.order)),
+                value,
+                reference,
+            )
+            num_rows = len(compared[0]) if reference.is_floating_point() else 0
         result.end_pass(pair.expected.number, num_rows)
+        self.measured.compared += 1
         self._observe(replace(tensors, values=compared))
 
     def _index_of(self, pair: PassPair, rows: RowMap | None) -> RowIndex:
@@ -402,19 +377,23 @@ class PairMeasurer:
             for writer, difference in compare_copies(copies):
                 self.measured.add_replica(port, writer, difference)
         for _, parts in self._read_calls(matched, calls):
-            for pair, value, reference in parts:
-                if value.shape != reference.shape:
-                    self._leave_out([pair], describe_shapes(value, reference))
-                    continue
-                self.measured.compared += 1
-                place = self._place(port, pair.actual)
-                result = self.measured.at(*place, value, matched.expected.class_name)
-                if port.phase == "forward":
-                    compared = measure_parameter(result, value, reference)
-                else:
-                    both = give_comparable_dtype(value, reference)
-                    compared = add_error(result, RowIndex(None), None, None, *both)
-                self._observe(replace(pair, values=compared))
+            for part in parts:
+                with self._left_out([part[0]]):
+                    self._add_parameter(matched, part)
+
+    def _add_parameter(self, matched: SeriesPair, part: _ReadPart) -> None:
+        pair, value, reference = part
+        if value.shape != reference.shape:
+            raise IncomparableError(describe_shapes(value, reference))
+        self.measured.compared += 1
+        place = self._place(matched.port, pair.actual)
+        result = self.measured.at(*place, value, matched.expected.class_name)
+        if matched.port.phase == "forward":
+            compared = measure_parameter(result, value, reference)
+        else:
+            both = give_comparable_dtype(value, reference)
+            compared = add_error(result, RowIndex(None), None, None, *both)
+        self._observe(replace(pair, values=compared))
 
     def _measure_updates(self, matched: SeriesPair) -> None:
         """Measure the changes of a parameter between training steps."""
@@ -473,9 +452,22 @@ def _needs_none(series: Series, pair: PassPair, tensors: Sequence[DumpedTensor])
     )
 
 
-def _are_masks_of_padding(port: str, value: Tensor, reference: Tensor) -> bool:
-    return value.shape == reference.shape and all(
-        is_any_mask(port, one) for one in (value, reference)
+def _are_masks(port: Port, pair: PassPair, value: Tensor, reference: Tensor) -> bool:
+    """Return True for two masks, of attention or of padding.
+
+    Raises: NotNeededError for masks of some of the tokens: the output of attention shows a wrong one.
+    """
+    both = value, reference
+    are_of_attention = [
+        is_attention_mask(port.name, one) or (port.is_positional and is_unnamed_mask(one))
+        for one in both
+    ]
+    if pair.expected_rows is not None:
+        if any(are_of_attention) or is_any_mask(port.name, reference):
+            raise NotNeededError("masks of other tokens are not compared")
+        return False
+    return all(are_of_attention) or (
+        value.shape == reference.shape and all(is_any_mask(port.name, one) for one in both)
     )
 
 

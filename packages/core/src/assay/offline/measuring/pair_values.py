@@ -20,6 +20,14 @@ from assay.sites import RowMap
 from assay.statistics import worst_error
 
 
+class IncomparableError(Exception):
+    """A pair of tensors that cannot be compared. Its text is the reason."""
+
+
+class NotNeededError(IncomparableError):
+    """A pair that need not be compared: other values show its errors, or it holds none of the tokens."""
+
+
 def describe_shapes(value: Tensor, reference: Tensor) -> str:
     """Describe both shapes, as the reason why a pair is not compared."""
     return f"its shape is {list(value.shape)}, expected {list(reference.shape)}"
@@ -94,8 +102,20 @@ def give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] |
 
 def give_one_shape(
     pair: PassPair, value: Tensor, reference: Tensor, rows: RowMap | None
-) -> tuple[Tensor, Tensor, RowMap | None] | None:
-    """Return both tensors in one shape, by their leading dims or by token, and the rows; else None."""
+) -> tuple[Tensor, Tensor, RowMap | None]:
+    """Return the values of the paired tokens in one shape, by their leading dims or by token, and their rows.
+
+    rows: the rows of both, if all tokens are paired.
+    Raises: NotNeededError if EXPECTED holds none of the tokens; IncomparableError if the tokens are unknown, or
+        for incompatible shapes.
+    """
+    if pair.expected_rows is not None:
+        taken = take_both(pair, value, reference)
+        if taken is None and expects_nothing(pair, reference):
+            raise NotNeededError("it holds none of these tokens")
+        if taken is None:
+            raise IncomparableError("its tokens are unknown")
+        value, reference, rows = taken
     if value.shape == reference.shape:
         return value, reference, rows
     # All prompts share a single row only if both sides have the same prompts.
@@ -103,7 +123,9 @@ def give_one_shape(
     if (shaped := give_same_shape(value, reference)) is not None and may_broadcast:
         return *shaped, rows
     taken = take_both(pair.by_row(), value, reference)
-    return taken if taken is not None and taken[0].shape == taken[1].shape else None
+    if taken is not None and taken[0].shape == taken[1].shape:
+        return taken
+    raise IncomparableError(describe_shapes(value, reference))
 
 
 def coarsest_dtype(*dtypes: torch.dtype) -> torch.dtype:

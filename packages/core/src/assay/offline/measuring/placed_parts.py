@@ -22,7 +22,11 @@ from torch import Tensor
 from assay.dtypes import FORMATS, float_format
 from assay.dumps.protocol import DumpedTensor
 from assay.files import UnreadableFileError
-from assay.offline.measuring.pair_values import give_comparable, relative_difference
+from assay.offline.measuring.pair_values import (
+    IncomparableError,
+    give_comparable,
+    relative_difference,
+)
 from assay.offline.pairing.passes import PassPair
 from assay.offline.pairing.port_series import SeriesPair
 
@@ -126,7 +130,7 @@ _QUALIFIERS = ("natural", "zigzag", "partial", "sharded", "replicated")
 _SAME_RANKS = {"sp": "tp"}
 
 
-class LayoutError(Exception):
+class LayoutError(IncomparableError):
     """A declared layout that is invalid, or that contradicts the tensors."""
 
 
