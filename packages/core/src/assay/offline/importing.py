@@ -19,7 +19,14 @@ from assay.errors import name_some
 from assay.files import read_lines
 from assay.offline.measuring.placed_parts import LayoutError, parse_layout, place_declared
 from assay.offline.pairing.passes import Pass, find_passes, read_ids, read_positions
-from assay.offline.pairing.port_series import ROUTERS, Port, Series, SeriesByPort, collect_series
+from assay.offline.pairing.port_series import (
+    ROUTERS,
+    Port,
+    Series,
+    SeriesByPort,
+    collect_series,
+    without_numbers,
+)
 from assay.sites import RowMap
 
 
@@ -320,7 +327,7 @@ _AXES = ("moe_ep", "ep")
 
 
 @dataclass(slots=True)
-class _Experts:
+class _NumberedExperts:
     """The experts of one layer."""
 
     numbers: dict[int, set[int]] = field(default_factory=dict)
@@ -349,13 +356,13 @@ def number_experts(dump: Dump) -> Dump:
     Either the dump declares the expert-parallel axis, or the router has as many scores as all ranks together
     have experts. With fewer scores, every rank holds a part of every expert.
     """
-    layers: dict[str, _Experts] = {}
+    layers: dict[str, _NumberedExperts] = {}
     routed: dict[str, int] = {}
     for tensor in dump.tensors:
         at = tensor.site.at
         parent, _, name = at.module.rpartition(".")
         if found := _EXPERT.fullmatch(at.module):
-            layer = layers.setdefault(found[1], _Experts())
+            layer = layers.setdefault(found[1], _NumberedExperts())
             layer.numbers.setdefault(at.rank, set()).add(int(found[2]))
             axis = next((tensor.axes[one] for one in _AXES if one in tensor.axes), (0, 1))
             if axis[1] > 1:
@@ -484,10 +491,10 @@ def _is_cut_off(tensors: list[DumpedTensor]) -> bool:
 def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
     """Return True if a block around a module has no output, and a similar block has one."""
     finished = {port.module for port in ports if port.direction == "output"}
-    kinds = {re.sub(r"\d+", "*", one) for one in finished}
+    kinds = set(map(without_numbers, finished))
     parts = module.split(".")
     around = [".".join(parts[:count]) for count in range(1, len(parts))]
-    return any(one not in finished and re.sub(r"\d+", "*", one) in kinds for one in around)
+    return any(one not in finished and without_numbers(one) in kinds for one in around)
 
 
 # The values of this many ports are read. The majority decides.
