@@ -118,7 +118,7 @@ class Run:
     def as_dump(self) -> Dump:
         tensors = [
             DumpedTensor(
-                site, str(site), partial(one.view_as, one), order,
+                site, str(site), partial(self.values.__getitem__, site), order,
                 dtype=str(one.dtype).removeprefix("torch."), shape=tuple(one.shape),
             )
             for order, (site, one) in enumerate(self.values.items())

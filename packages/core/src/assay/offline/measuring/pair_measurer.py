@@ -224,7 +224,7 @@ class PairMeasurer:
         series, calls = matched.expected, list[HeldCall]()
         for key, tensors in series.tensors.items():
             batch, step, number = key
-            for pair in self.alignment.pairs_of(batch, step):
+            for pair in self.alignment.pairs_of.get((batch, step), ()):
                 others = matched.actual.tensors.get((*pair.actual.number, number))
                 if others is not None:
                     tokens = pair.by_row() if self._flips_in(pair, series.order) else pair

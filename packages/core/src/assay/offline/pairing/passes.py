@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 import torch
@@ -36,7 +38,6 @@ class Pass:
     """True if `rows` holds request names from the script, which are the same in both dumps."""
     others: Mapping[tuple[str, int], RowMap | None] = field(default_factory=dict, hash=False)
     """By module and call, the rows of other sequences, such as those of an encoder; None if unknown."""
-
     sequences: Mapping[int, RowMap] = field(default_factory=dict, hash=False)
     """By length, the rows of other sequences of these prompts, such as those that an encoder has read."""
 
@@ -212,9 +213,8 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[_Request]:
             )
         for key, places in found.items():
             if 0 in places or key not in open_requests:
-                request = _Request(len(places), {}, {})
-                open_requests[key] = request
-                done.append(request)
+                open_requests[key] = _Request(len(places), {}, {})
+                done.append(open_requests[key])
             request = open_requests[key]
             for at, (place, token) in places.items():
                 request.ids[at] = token
@@ -438,8 +438,7 @@ def _read_mask(tensors: Iterable[DumpedTensor], shape: tuple[int, int]) -> Tenso
         fits = len(dims) == 2 and dims[0] == shape[0]
         if fits and tensor.site.port == _MASK_PORT:
             mask = tensor.read_intact()
-            start = None if mask is None else find_columns(mask, shape[1], None)
-            if mask is not None and start is not None:
+            if mask is not None and find_columns(mask, shape[1], None) is not None:
                 return (mask != 0).long()
     return None
 
@@ -468,7 +467,7 @@ def _first_position(ids: Tensor | None, shape: tuple[int, int], previous: Pass |
     return previous.rows.positions[0][-1] + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenAlignment:
     """The passes of two dumps, paired by tokens."""
 
@@ -483,10 +482,13 @@ class TokenAlignment:
     """True if both dumps hold token ids, and share no prompt."""
     notes: tuple[str, ...] = ()
 
-    def pairs_of(self, batch: int, step: int) -> list[PassPair]:
-        """Return the pairs of an expected pass."""
-        key = batch, step
-        return [one for one in self.pairs if (one.expected.batch, one.expected.step) == key]
+    @cached_property
+    def pairs_of(self) -> Mapping[tuple[int, int], list[PassPair]]:
+        """Return the pairs of each expected pass, by its number."""
+        found: dict[tuple[int, int], list[PassPair]] = {}
+        for one in self.pairs:
+            found.setdefault(one.expected.number, []).append(one)
+        return found
 
 
 def align_passes(
@@ -585,10 +587,10 @@ def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
 def _alignment(
     pairs: Sequence[PassPair], expected: Sequence[Pass], actual: Sequence[Pass], note: str = ""
 ) -> TokenAlignment:
-    used_expected = {id(pair.expected) for pair in pairs}
-    used_actual = {id(pair.actual) for pair in pairs}
-    missing = tuple(one for one in expected if id(one) not in used_expected)
-    extra = tuple(one for one in actual if id(one) not in used_actual)
+    used = {id(one) for pair in pairs for one in (pair.expected, pair.actual)}
+    missing, extra = (
+        tuple(one for one in side if id(one) not in used) for side in (expected, actual)
+    )
     notes = [note] if note else []
     shifts = {pair.actual.step - pair.expected.step for pair in pairs}
     whole = all(pair.expected_rows is None for pair in pairs)
@@ -604,17 +606,16 @@ def _alignment(
 
 def _count_missing(pairs: Sequence[PassPair]) -> int:
     """Return the number of expected tokens without a partner, in passes that have one."""
-    held: dict[int, set[int]] = {}
-    passes: dict[int, Pass] = {}
+    held: dict[tuple[int, int], tuple[Pass, set[int]]] = {}
     for pair in pairs:
         if pair.expected_rows is not None:
-            held.setdefault(id(pair.expected), set()).update(pair.expected_rows.tolist())
-            passes[id(pair.expected)] = pair.expected
-    total = 0
-    for key, one in passes.items():
-        positions = [at for row in one.rows.positions for at in row] if one.rows else []
-        total += sum(at >= 0 and number not in held[key] for number, at in enumerate(positions))
-    return total
+            _, known = held.setdefault(pair.expected.number, (pair.expected, set()))
+            known.update(pair.expected_rows.tolist())
+    return sum(
+        at >= 0 and number not in known
+        for one, known in held.values()
+        for number, at in enumerate(chain(*one.rows.positions) if one.rows else ())
+    )
 
 
 # Returns expected and actual logits at a prompt and position, (V,); None if unknown.
