@@ -246,37 +246,36 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     if "{steps}" not in line or "{save_every}" not in line:
         why = "the launch line has no {steps} and {save_every} for a run that saves after each step"
         return not_run(f"{why}: {unchecked}", unchecked=True)
-    run = cycle.run(
-        "first-save", library=library.model_copy(update={"steps": 2, "save_every": 1, "keep": None})
-    )
+    short = library.model_copy(update={"steps": 2, "save_every": 1, "keep": None})
+    run = cycle.run("first-save", library=short)
     found = checkpoints_of(run.launch)
     if not run.ended_well or not {1, 2} <= found.keys():
         problem = run.describe_bad_end() or "it wrote no checkpoints of steps 1 and 2"
-        return not_run(
-            f"the run that saves after each step: {problem}; {unchecked}", unchecked=True
-        )
-    saved = [*read_history(run.launch, {step: found[step] for step in (1, 2)})]
-    if not (_is_initial(saved[0], cycle) and saved[0].hashes):
-        return passed(len(saved[0].hashes))
-    held = "the checkpoint of step 1 holds the initial model"
-    rates = [loss.learning_rate or 0.0 for loss in run.losses]
-    # In a warmup the first rate may be zero, even if a later one is logged for its step.
-    is_idle = _is_initial(saved[1], cycle) or not rates[0] >= rates[-1] > 0
-    if is_idle or library.precision == "float16":
-        return not_run(f"{held}, as after a step that changes nothing; {unchecked}", unchecked=True)
-    if library.precision is None:
-        skipped = "a loss scale in float16 skips the first step"
+        return not_run(f"the run of two steps: {problem}; {unchecked}", unchecked=True)
+    logged = [loss.learning_rate for loss in run.losses]
+    first, second = [-1.0 if rate is None else rate for rate in (*logged, None, None)][:2]
+    step = 2 if first == 0 else 1  # a warmup may begin at zero
+    (saved,) = read_history(run.launch, {step: found[step]})
+    if not _is_initial(saved, cycle):
+        return passed(len(saved.hashes))
+    held = f"the checkpoint of step {step} holds the initial model"
+    if library.precision == "float16":
+        return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
+    # Some libraries log the rate of the next step, so that a rising one may have been zero.
+    is_positive = first == 0 < second or first > second > 0
+    if library.precision is None or not is_positive:
+        why = "that step changed nothing, as with a rate of 0 or if a loss scale skips it"
         return not_compared(
-            f"{held}: saved models are one step old, or {skipped}; write `precision`"
+            f"{held}: saved models are one step old, or {why}; log the learning rate, and write `precision`"
         )
-    reason = f"{held}, although the learning rate is {rates[0]:g}: saved models are one step old"
-    return failed_checkpoint(1, len(saved[0].hashes), reason)
+    reason = f"{held}, although its learning rate is {second if step == 2 else first:g}: saved models are one step old"
+    return failed_checkpoint(step, len(saved.hashes), reason)
 
 
 def _is_initial(saved: SavedModel, cycle: Cycle) -> bool:
     """Return True if a checkpoint holds what training began with."""
     if cycle.start is not None:
-        return saved.hashes == cycle.start.hashes
+        return bool(saved.hashes) and saved.hashes == cycle.start.hashes
     begin = {name for name in saved.hashes if _STARTS_AT_ZERO in name}
     return bool(begin) and begin <= set(saved.zero)
 
