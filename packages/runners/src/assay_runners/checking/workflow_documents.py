@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +162,20 @@ def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
 def _read(file: Path, root: Path) -> Document:
     text = read_text(file)
     try:
-        special_syntax = tuple(_find_special_syntax(text))
-        # Nested aliases take exponential time to expand, and no alias is allowed.
-        raw = CommentedMap() if special_syntax else YAML(typ="rt").load(text)
+        special_syntax, raw = _parse(text)
     except (YAMLError, RecursionError) as error:
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, CommentedMap):
         raise UsageError(f"{file} is not a workflow: it is not a mapping")
     return Document(file.relative_to(root).as_posix(), text, raw, special_syntax)
+
+
+@cache
+def _parse(text: str) -> tuple[tuple[tuple[int, str], ...], object]:
+    """Return the special syntax and the values, which nobody changes: one edit is one file to parse."""
+    special_syntax = tuple(_find_special_syntax(text))
+    # Nested aliases take exponential time to expand, and no alias is allowed.
+    return special_syntax, CommentedMap() if special_syntax else YAML(typ="rt").load(text)
 
 
 _SPECIAL_SYNTAX = {
