@@ -92,10 +92,18 @@ class Environment:
             "install",
             "--quiet",
             "--disable-pip-version-check",
+            "--no-compile",
             *arguments,
             # Pins of an image are for its own Python, and contradict those of these environments.
             env={"PIP_CONSTRAINT": ""},
         )
+
+    def compile(self, session: nox.Session) -> None:
+        """Compile what is installed on all processors; pip would do it on one, in a minute."""
+        packages = str(packages_folder(self.folder))
+        # 1: some packages ship templates of source files, which cannot be compiled.
+        words = (self.python, "-m", "compileall", "-qq", "-j", "0", packages)
+        session.run_install(*words, success_codes=[0, 1])
 
     def is_made_of(self, foundation: str) -> bool:
         """Return True if it exists and was made on this foundation."""
@@ -169,6 +177,7 @@ def tools_environment(session: nox.Session) -> Environment:
     )
     # Without dependencies: the command line must answer for itself before torch is there.
     environment.install(session, "--no-deps", "--no-build-isolation", *_EDITABLE)
+    environment.compile(session)
     environment.write_stamp(foundation, packages)
     return environment
 
@@ -201,6 +210,7 @@ def wheel_environment(session: nox.Session, python: str, wheels: Iterable[Path])
     _create(session, environment, "--python", python)
     _install_cpu_build(session, environment)
     environment.install(session, *map(str, wheels))
+    environment.compile(session)
     return environment
 
 
@@ -220,6 +230,7 @@ def _torch_environment(session: nox.Session, extent: Extent) -> Environment:
     if not environment.is_made_of(foundation):
         _create_with_torch(session, environment, choice, accelerators)
     _install_packages(session, environment, choice, extent)
+    environment.compile(session)
     environment.run(session, "assay.kernel")  # now, so that no first check waits for it
     environment.write_stamp(foundation, packages, extent)
     return environment

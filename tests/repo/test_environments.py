@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,19 @@ def test_a_job_installs_nox_only_where_it_is_absent(
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, check=True)
     pins = tmp_path / "pins"
     assert (pins.read_text().split() if pins.exists() else []) == expected
+
+
+def test_installed_packages_are_compiled_but_for_templates_of_source_files(tmp_path: Path) -> None:
+    class Running:
+        def run_install(self, *words: str, success_codes: list[int]) -> None:
+            assert subprocess.run(words, check=False).returncode in success_codes
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    packages = shared.packages_folder(tmp_path)
+    packages.mkdir(parents=True)
+    (packages / "right.py").write_text("value = 1\n")
+    (packages / "template.py").write_text("value = {{ value }\n")
+    session: Any = Running()
+    Environment(tmp_path).compile(session)
+    assert [path.name.split(".")[0] for path in packages.glob("__pycache__/*.pyc")] == ["right"]
