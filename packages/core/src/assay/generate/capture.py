@@ -217,7 +217,7 @@ class _Capture:
         self.writer.attach_json("inputs", self.plan.to_json())
         if records:
             with self.progress.step("tries to read a text in one call"):
-                self.texts = with_whole_texts(side, self.works)
+                self.texts = with_whole_texts(side, self.works, self.progress)
             attach_text_steps(self.writer, self.texts)
         inputs = RootInputs(self.writer, self.texts)
         watch = UsageWatch(inputs if records else NullHandler(), root_only=records)

@@ -49,7 +49,8 @@ from assay.locating.routing import (
 )
 from assay.locating.trace_views import WHOLE_TEXTS, ReplayedTrace, StepwiseTrace
 from assay.models import LoadedModel
-from assay.models.config_files import attention_of
+from assay.models.config_files import attention_of, first_line
+from assay.progress import Progress
 from assay.recording.modules import PointwiseModules, Recorder
 from assay.trace import Trace, TraceWriter
 from assay.watchdog import temporary_folder
@@ -453,10 +454,13 @@ class RootInputs(NullHandler):
         return output
 
 
-def with_whole_texts(side: Side, works: Sequence[Work]) -> list[Work]:
-    """Return `works`, each with a step for its whole text if one call gives the values of all steps."""
+def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> list[Work]:
+    """Return `works`, each with a step for its whole text if one call gives the values of all steps.
+
+    progress: gets a note if a trial of that raises.
+    """
     steps = steps_of_texts(side.loaded, [work.batch for work in works])
-    if not steps or not _has_exact_texts(side, works[0].batch):
+    if not steps or not _has_exact_texts(side, works[0].batch, progress):
         return list(works)
     return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
@@ -499,7 +503,7 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
     return batch.max_new_tokens if can_read else None
 
 
-def _has_exact_texts(side: Side, batch: Batch) -> bool:
+def _has_exact_texts(side: Side, batch: Batch, progress: Progress) -> bool:
     """Return True if the steps of a small text replay exactly on the record of the whole text."""
     row = max(batch.rows, key=len)
     rows = tuple((row * _TRIAL_PROMPTS[0])[:length] for length in _TRIAL_PROMPTS)
@@ -510,7 +514,8 @@ def _has_exact_texts(side: Side, batch: Batch) -> bool:
     with temporary_folder("assay-trial-") as folder:
         try:
             results = _replay_own_steps(side, work, Path(folder) / "trace")
-        except Exception:  # noqa: BLE001 - model code raises anything
+        except Exception as error:  # noqa: BLE001 - model code raises anything
+            progress.note(f"each step is recorded; reading a text in one call: {first_line(error)}")
             return False
     return _is_exact(results, _EXACT[side.loaded.dtype])
 

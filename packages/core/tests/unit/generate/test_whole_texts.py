@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -24,11 +25,13 @@ from assay.inputs import Batch
 from assay.locating.ports import BatchSource
 from assay.locating.trace_views import StepwiseTrace
 from assay.models import load_model
+from assay.progress import SilentProgress
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 
 UNROUNDED = Boundary(torch.float64, torch.float64)
 BATCH = Batch(0, ((5, 6, 7), (7, 8, 9, 10, 11)), (0, 1), 0, 3)
+QUIET = SilentProgress()
 FAMILIES = ("llama", "mixtral", "qwen3", "granite", "gpt-bigcode")
 
 
@@ -92,7 +95,7 @@ def test_logits_of_a_whole_text_are_those_of_its_steps(side: Side) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_decoders_are_recorded_in_whole_texts(name: str) -> None:
-    (work,) = with_whole_texts(side_of(name), whole_batches([BATCH]))
+    (work,) = with_whole_texts(side_of(name), whole_batches([BATCH]), QUIET)
 
     assert work.text_step == 3
 
@@ -107,9 +110,31 @@ def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
     side = side_of("llama", dtype)
     up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
     with up.register_forward_hook(scale_single_tokens):
-        (work,) = with_whole_texts(side, whole_batches([BATCH]))
+        (work,) = with_whole_texts(side, whole_batches([BATCH]), QUIET)
 
     assert work.text_step is None
+
+
+def test_trial_that_raises_is_noted(side: Side) -> None:
+    def refuse_texts(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        # The prompts of the trial have at most 9 tokens.
+        if output.shape[1] > 9:
+            raise RuntimeError("no kernel")
+
+    class Notes(SilentProgress):
+        taken: ClassVar[list[str]] = []
+
+        def note(self, text: str) -> None:
+            self.taken.append(text)
+
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(refuse_texts):
+        (work,) = with_whole_texts(side, whole_batches([BATCH]), Notes())
+
+    assert work.text_step is None
+    assert Notes.taken == [
+        "each step is recorded; reading a text in one call: the model raised RuntimeError: no kernel"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,7 @@ def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
 def test_texts_that_are_not_read_at_once_are_recorded_step_by_step(
     side: Side, batch: Batch
 ) -> None:
-    (work,) = with_whole_texts(side, whole_batches([batch]))
+    (work,) = with_whole_texts(side, whole_batches([batch]), QUIET)
 
     assert work.text_step is None
 
@@ -128,7 +153,7 @@ def test_texts_that_are_not_read_at_once_are_recorded_step_by_step(
 def test_text_beyond_a_sliding_window_is_recorded_step_by_step() -> None:
     side = side_of("mistral")
     inside, beyond = with_whole_texts(
-        side, whole_batches([BATCH, replace(BATCH, number=1, max_new_tokens=32)])
+        side, whole_batches([BATCH, replace(BATCH, number=1, max_new_tokens=32)]), QUIET
     )
 
     assert (inside.text_step, beyond.text_step) == (3, None)
@@ -136,7 +161,7 @@ def test_text_beyond_a_sliding_window_is_recorded_step_by_step() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_yardstick_in_float32_reads_a_text_in_one_call(name: str) -> None:
-    (work,) = with_whole_texts(side_of(name, "float32"), whole_batches([BATCH]))
+    (work,) = with_whole_texts(side_of(name, "float32"), whole_batches([BATCH]), QUIET)
 
     assert work.text_step == 3
 
@@ -146,12 +171,14 @@ def test_recurrent_model_is_recorded_step_by_step(
 ) -> None:
     monkeypatch.setattr(type(side.loaded.model), "_is_stateful", True, raising=False)
 
-    (work,) = with_whole_texts(side, whole_batches([BATCH]))
+    (work,) = with_whole_texts(side, whole_batches([BATCH]), QUIET)
 
     assert work.text_step is None
 
 
 def test_encoder_is_recorded_as_it_runs() -> None:
-    (work,) = with_whole_texts(side_of("bert"), whole_batches([replace(BATCH, max_new_tokens=0)]))
+    (work,) = with_whole_texts(
+        side_of("bert"), whole_batches([replace(BATCH, max_new_tokens=0)]), QUIET
+    )
 
     assert work.text_step is None
