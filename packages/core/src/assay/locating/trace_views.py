@@ -147,6 +147,8 @@ class PackedTrace:
     packings: dict[tuple[int, int], PackedBatch] = field(default_factory=dict)
     """Packings by step and number."""
     _found: dict[CallSite, Call | None] = field(default_factory=dict)
+    _parts: dict[CallSite, list[Call]] = field(default_factory=dict)
+    """The recorded calls of the packed micro-batches, by the site of the call that they make up."""
     _last: tuple[CallSite, str, Tensor] | None = None
     """The last assembled tensor: callers read its shape before its values."""
 
@@ -184,42 +186,31 @@ class PackedTrace:
 
     def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
-        packing = self._packing_of(call)
-        if packing is None:
+        parts = self._parts.get(call.site)
+        if parts is None:
             return self.trace.stored(call, port)
-        entries = [self.trace.stored(part, port) for part in self._parts(call.site, packing)]
+        entries = [self.trace.stored(part, port) for part in parts]
         digest = " ".join(one.digest for one in entries)
         return entries[0]._replace(digest=digest, shape=tuple(self.tensor(call, port).shape))
 
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the tensor at a port of a call."""
-        packing = self._packing_of(call)
-        if packing is None:
+        parts = self._parts.get(call.site)
+        if parts is None:
             return self.trace.tensor(call, port)
         if self._last is None or self._last[:2] != (call.site, port):
-            parts = self._parts(call.site, packing)
-            recorded = Recorded(
-                port,
-                {part.site.micro_batch: self.trace.tensor(part, port) for part in parts},
-                {part.site.micro_batch: part.rows for part in parts},
-            )
+            tensors = {part.site.micro_batch: self.trace.tensor(part, port) for part in parts}
+            recorded = Recorded(port, tensors, {part.site.micro_batch: part.rows for part in parts})
+            packing = self.packings[call.site.step, call.site.micro_batch]
             self._last = call.site, port, recorded.pack(packing)
         return self._last[2].clone()
 
-    def _packing_of(self, call: Call) -> PackedBatch | None:
-        return self.packings.get((call.site.step, call.site.micro_batch))
-
-    def _parts(self, site: CallSite, packing: PackedBatch) -> list[Call]:
-        found = (
-            self.trace.find(replace(site, micro_batch=number)) for number in packing.micro_batches
-        )
-        return [call for call in found if call is not None]
-
     def _assemble(self, site: CallSite, packing: PackedBatch) -> Call | None:
-        parts = self._parts(site, packing)
-        if len(parts) < len(packing.micro_batches):
+        found = [self.trace.find(replace(site, micro_batch=n)) for n in packing.micro_batches]
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found):
             return None
-        first = parts[0]
+        self._parts[site], first = parts, parts[0]
         rows = {part.site.micro_batch: part.rows for part in parts}
         for port in first.ports:
             if any(port not in part.ports for part in parts):
