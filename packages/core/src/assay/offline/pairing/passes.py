@@ -86,7 +86,7 @@ class Pass:
         return f"{batch}step {self.step} ({self.rows.length} tokens of {self.rows.num_rows} rows)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PassPair:
     """Two passes that share tokens."""
 
@@ -147,7 +147,7 @@ class PassPair:
         """Return the expected rows of a call; those of the paired tokens if the pair has some only."""
         return self.rows if self.expected_rows is not None else self.expected.rows_at(site)
 
-    @property
+    @cached_property
     def rows(self) -> RowMap | None:
         """Return the expected prompt and position of the paired tokens."""
         rows = self.expected.rows
