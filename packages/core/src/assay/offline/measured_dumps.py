@@ -151,11 +151,9 @@ class Pairing:
     @cached_property
     def unit_roundoff(self) -> float:
         """Return the unit roundoff of the coarsest dtype of the paired values."""
-        all_series = [
-            series for pair in self.matching.pairs for series in (pair.expected, pair.actual)
-        ]
-        rounded = self.expected.rounded_to, self.actual.rounded_to
-        return coarser_unit([*rounded, *(series.first.dtype for series in all_series)])
+        sides = [side for pair in self.matching.pairs for side in (pair.expected, pair.actual)]
+        stored = [series.first.dtype for series in sides]
+        return coarser_unit([self.expected.rounded_to, self.actual.rounded_to, *stored])
 
 
 def pair_dumps(
