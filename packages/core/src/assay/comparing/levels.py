@@ -1,7 +1,7 @@
 """Levels, findings and deciding numbers of a verdict, from judged ratios. Imports no torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from assay.errors import name_some
@@ -62,12 +62,11 @@ class LevelResult:
     first_bad: TokenPosition | None = None
     """The first token with a wrong value."""
     cause: Cause | DiagnosedFault | None = None
+    """Diagnosis and place, if the level fails."""
 
     def with_rows(self, rows: Iterable[Measurement], notes: Iterable[str] = ()) -> "LevelResult":
-        """Add rows of measurements.jsonl and notes of the verdict."""
-        self.measurements.extend(rows)
-        self.notes.extend(notes)
-        return self
+        """Return the level with more rows of measurements.jsonl and notes of the verdict."""
+        return replace(self, measurements=[*self.measurements, *rows], notes=[*self.notes, *notes])
 
 
 def passed(compared: int, **facts: Any) -> LevelResult:  # noqa: ANN401 - of a level

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class TokenRows(Iterable[Measurement]):
         severest_T = torch.full((num_tokens,), -math.inf, dtype=torch.float64)
         of_stages: list[tuple[float, int]] = []
         for stages in self._blocks:
-            ratio_ST = self._find_worst(stages)[0].nan_to_num(math.inf)
+            ratio_ST = self._find_worst(stages).ratio.nan_to_num(math.inf)
             severest_T = torch.maximum(severest_T, ratio_ST.amax(0))
             values, numbers = ratio_ST.max(1)
             of_stages += zip(values.tolist(), numbers.tolist(), strict=True)
@@ -113,30 +113,56 @@ class TokenRows(Iterable[Measurement]):
         for start in range(0, len(self._stages), size):
             yield self._stages[start : start + size]
 
-    def _find_worst(self, stages: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """Return the ratio of the worst port of each stage for each token, its errors, and its number.
+    def _find_worst(self, stages: Sequence[Sequence[int]]) -> "_Worst":
+        """Find the worst port of each stage for each token: the first with the largest ratio."""
+        numbers = [number for stage in stages for number in stage]
+        stage_P = torch.tensor([at for at, stage in enumerate(stages) for _ in stage])
+        actual_PT, expected_PT, ratio_PT = self._errors_of([self.ports[one] for one in numbers])
+        ratio_ST, at_ST = _largest_of_groups(ratio_PT, stage_P, len(stages))
+        return _Worst(
+            ratio_ST,
+            actual_PT.gather(0, at_ST),
+            expected_PT.gather(0, at_ST),
+            torch.where(ratio_ST < 0, -1, torch.tensor(numbers)[at_ST]),
+        )
 
-        Shapes: ratio, actual, expected and number (S, T); ratio and number are -1 without a row.
-        """
-        number_P = torch.tensor([number for stage in stages for number in stage])
-        stage_P1 = torch.tensor([[at] for at, stage in enumerate(stages) for _ in stage])
-        ports = [self.ports[number] for number in number_P.tolist()]
+    def _errors_of(self, ports: Sequence[TokenPort]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the errors of candidate and noise run and their ratio, each (P, T); -1 without a row."""
         floor_P1 = torch.tensor([[port.floor] for port in ports], dtype=torch.float64)
+        has_noise_P1 = torch.tensor([[port.noise is not None] for port in ports])
         actual_PT = self._tokens.worst([port.result.sums.rows for port in ports])
         noise_PT = self._tokens.worst([port.noise or [] for port in ports]).clamp(min=0)
-        has_noise_P1 = torch.tensor([[port.noise is not None] for port in ports])
         expected_PT = torch.where(has_noise_P1, noise_PT, floor_P1)
         ratio_PT = actual_PT / torch.maximum(expected_PT, floor_P1)
-        ratio_PT = torch.where(actual_PT < 0, -1.0, ratio_PT)
-        stage_PT = stage_P1.expand(ratio_PT.shape)
-        ratio_ST = torch.full((len(stages), ratio_PT.shape[1]), -1.0, dtype=torch.float64)
-        # A NaN counts as the worst. The first of equal ports is taken.
-        ratio_ST = ratio_ST.scatter_reduce(0, stage_PT, ratio_PT, "amax")
-        is_worst_PT = (ratio_PT == ratio_ST[stage_P1[:, 0]]) | ratio_PT.isnan()
-        at_PT = torch.where(is_worst_PT, torch.arange(len(ports))[:, None], len(ports))
-        at_ST = torch.full(ratio_ST.shape, len(ports)).scatter_reduce(0, stage_PT, at_PT, "amin")
-        of_worst = (one.gather(0, at_ST) for one in (actual_PT, expected_PT))
-        return ratio_ST, *of_worst, torch.where(ratio_ST < 0, -1, number_P[at_ST])
+        return actual_PT, expected_PT, torch.where(actual_PT < 0, -1.0, ratio_PT)
+
+
+class _Worst(NamedTuple):
+    """The worst port of each stage for each token; each field has the shape (S, T)."""
+
+    ratio: Tensor
+    """-1 without a row."""
+    actual: Tensor
+    expected: Tensor
+    number: Tensor
+    """Number of the port; -1 without a row."""
+
+
+def _largest_of_groups(
+    values_PT: Tensor, group_P: Tensor, num_groups: int
+) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each group, and the first row with it, each (groups, T).
+
+    NaN is the largest. No value is below -1.
+    """
+    size, width = values_PT.shape
+    group_PT = group_P[:, None].expand(size, width)
+    largest = torch.full((num_groups, width), -1.0, dtype=values_PT.dtype)
+    largest = largest.scatter_reduce(0, group_PT, values_PT, "amax")
+    is_largest_PT = (values_PT == largest[group_P]) | values_PT.isnan()
+    row_PT = torch.where(is_largest_PT, torch.arange(size)[:, None], size)
+    first = torch.full((num_groups, width), size).scatter_reduce(0, group_PT, row_PT, "amin")
+    return largest, first
 
 
 @dataclass(frozen=True, slots=True)
