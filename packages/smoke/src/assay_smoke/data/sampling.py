@@ -55,11 +55,8 @@ BATCH_SAMPLER_PLANS = tuple(
 )  # fmt: skip
 
 
-Batch = list[int]
-Epoch = list[Batch]
+Epoch = list[list[int]]
 Run = list[Epoch]
-
-_EPOCHS_WANTED = "an iterable of epochs, each an iterable of batches of sample numbers"
 
 
 def check_sampling(
@@ -130,7 +127,8 @@ def _draw(
                 )
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
     if len(epochs) != last + 1 - first:
-        raise subject.returned(f"{len(epochs)} epochs of {last + 1 - first}", _EPOCHS_WANTED)
+        wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
+        raise subject.returned(f"{len(epochs)} epochs of {last + 1 - first}", wanted)
     return epochs, state
 
 

@@ -165,13 +165,15 @@ def _find_equal(draws: Sequence[_Draw]) -> Iterator[Fault]:
         is_other_item = name == ITEM and a.epoch != b.epoch and a.item != b.item
         if a.values[name] != b.values[name] or is_other_item:
             continue
-        where = "in an item" if name == ITEM else f"from {name}"
+        shown, is_item = (a.show(name), b.show(name)), name == ITEM
         if a.epoch != b.epoch:
-            reason = f"epoch {b.epoch} draws {where} what epoch {a.epoch} drew"
-            yield Fault(NEW_IN_EPOCHS[name], reason, (a.show(name), b.show(name)))
+            reason = f"epoch {b.epoch} draws from {name} what epoch {a.epoch} drew"
+            same = f"item {b.item} is the same in epochs {a.epoch} and {b.epoch}"
+            yield Fault(NEW_IN_EPOCHS[name], same if is_item else reason, shown)
         elif a.worker != b.worker:
-            reason = f"workers {a.worker} and {b.worker} draw the same {where}"
-            yield Fault(NEW_IN_WORKERS[name], reason, (a.show(name), b.show(name)))
+            reason = f"workers {a.worker} and {b.worker} draw the same from {name}"
+            same = f"items {a.item} and {b.item}, of workers {a.worker} and {b.worker}, are equal"
+            yield Fault(NEW_IN_WORKERS[name], same if is_item else reason, shown)
 
 
 def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator[Fault]:

@@ -7,7 +7,6 @@ from decimal import Decimal
 from itertools import count
 from math import floor, inf, isfinite, log10, sqrt
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -114,8 +113,7 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelR
         twice = "" if differs is None else ", although two uninterrupted runs are equal"
         found = failed_checkpoint(first, compared, difference + twice)
     steps = zip(count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False)
-    unequal = math.inf if spread is None else math.nan
-    limit = 0.0 if spread is None else None
+    unequal, limit = (math.inf, 0.0) if spread is None else (math.nan, None)
     rows = [
         Measurement(
             level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
@@ -124,9 +122,9 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelR
         )
         for step, actual, due in steps
     ]  # fmt: skip
-    place: dict[str, Any] = {"phase": "checkpoint", "step": cycle.library.steps}
-    ratios = [] if spread is None else [spread.losses, spread.ends]
-    return found.with_rows([*rows, *(one.measurement(level, "end", **place) for one in ratios)])
+    last, ratios = cycle.library.steps, [] if spread is None else [spread.losses, spread.ends]
+    rows += [one.measurement(level, "end", phase="checkpoint", step=last) for one in ratios]
+    return found.with_rows(rows)
 
 
 def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int, str] | None]:
