@@ -4,9 +4,12 @@ from pathlib import Path
 
 from assay.api.verdict import CheckedVerdict
 from assay.runs import Progress, RunFolder
+from assay.runs.results import write_results
 from assay.verdicts import Outcome
-from assay_bench.comparing import EvaluationComparison, PairedOutcome
+from assay_bench.comparing import PairedOutcome
 from assay_bench.comparison_files import compare_folders
+from assay_bench.lm_eval_files import read_evaluation
+from assay_bench.results import judge_scores
 from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
 from assay_bench.tuning.records import MODEL_FOLDER, read_recipe, tuning_folder
 from assay_bench.tuning.running import open_folder, run_tunings
@@ -34,7 +37,7 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
     judged = [
         _compare_with_baseline(
             way, tuning_folder(tuned, model, way, seed) / MODEL_FOLDER, run, folder, progress
-        ).judged
+        )
         for way in recipe.recipe.permutations
     ]
     if judged.count(PairedOutcome.PASS) == len(judged):
@@ -45,14 +48,19 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
 
 def _compare_with_baseline(
     way: str, model: Path, run: str, folder: Path, progress: Progress
-) -> EvaluationComparison:
-    """Ask the model that was tuned in one way the questions of its baseline."""
+) -> PairedOutcome:
+    """Ask the model that was tuned in one way the questions of its baseline.
+
+    Returns: FAIL also for answers that do not pass by themselves, such as those of a guess.
+    """
     asked = RunFolder.create("bench run", folder / way / "asked").path.resolve()
     questions = read_suite("offline")
     evaluate(EvaluationRequest(model=str(model), run=run, suite=questions, folder=asked), progress)
+    alone = write_results(judge_scores(read_evaluation(asked)), [], asked)
+    CheckedVerdict.publish(asked)
     compared = RunFolder.create("bench compare", folder / way / "compared").path
     baseline = _BASELINES / f"micro-llama-{way}.json"
     comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
     CheckedVerdict.publish(compared)
     progress.note(f"{way}: {comparison.judged}; {compared / 'comparison.md'}")
-    return comparison
+    return comparison.judged if alone.verdict is Outcome.PASS else PairedOutcome.FAIL

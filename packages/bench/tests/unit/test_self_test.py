@@ -30,7 +30,9 @@ def run(
 ) -> Callable[..., Outcome]:
     """Run the self-test; the tuning and the two comparisons end as given."""
 
-    def run(*judged: PairedOutcome, learned: Outcome = Outcome.PASS) -> Outcome:
+    def run(
+        *judged: PairedOutcome, learned: Outcome = Outcome.PASS, alone: Outcome = Outcome.PASS
+    ) -> Outcome:
         outcomes = iter(judged)
 
         def tune(recipe_file: Any, folder: Path, *_: Any) -> Any:
@@ -49,6 +51,9 @@ def run(
         monkeypatch.setattr(self_test, "run_tunings", tune)
         monkeypatch.setattr(self_test, "evaluate", evaluate)
         monkeypatch.setattr(self_test, "compare_folders", compare)
+        monkeypatch.setattr(self_test, "read_evaluation", lambda _folder: None)
+        monkeypatch.setattr(self_test, "judge_scores", lambda _: SimpleNamespace(verdict=alone))
+        monkeypatch.setattr(self_test, "write_results", lambda verdict, *_: verdict)
         monkeypatch.setattr(CheckedVerdict, "publish", lambda _folder: None)
         return run_self_test("card/float32", tmp_path, SilentProgress())
 
@@ -82,6 +87,13 @@ def test_too_few_items_are_a_failure_and_other_questions_are_not(
     run: Callable[..., Outcome], judged: tuple[PairedOutcome, ...], outcome: Outcome
 ) -> None:
     assert run(*judged) is outcome
+
+
+@pytest.mark.parametrize("alone", [Outcome.FAIL, Outcome.NOT_COMPARED])
+def test_answers_that_do_not_pass_by_themselves_fail(
+    run: Callable[..., Outcome], alone: Outcome
+) -> None:
+    assert run(PASS, PASS, alone=alone) is Outcome.FAIL
 
 
 def test_a_model_that_learned_too_little_is_asked_nothing(
