@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +84,8 @@ class TrialCall:
     num_multiplied: float
     """Weights by which each token is multiplied: of experts, those that it chooses."""
     num_modules: int
+    num_state_values: int = 0
+    """Numbers in the recurrent states of one row, which each call replaces."""
 
     @classmethod
     def of(cls, model: "nn.Module") -> "TrialCall":
@@ -92,7 +93,7 @@ class TrialCall:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        from assay.hooks.caches import list_layers
+        from assay.hooks.caches import find_caches, list_parts
 
         seen: dict[int, Tensor] = {}
         config: Any = model.config
@@ -105,12 +106,17 @@ class TrialCall:
                     output: Any = model(input_ids=token_ids, return_dict=True)
         finally:
             config.pad_token_id = padding
-        cached = chain.from_iterable(list_layers(output.get("past_key_values")))
-        values = [*seen.values(), *(one for one in cached if isinstance(one, torch.Tensor))]
-        num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
+        parts = [part for _, cache in find_caches(output) for part in list_parts(cache)]
+        cached = sum(part.tensor.numel() for part in parts if part.length is not None)
+        num_state_values = sum(part.tensor.numel() for part in parts if part.length is None)
+        num_values = sum(one.numel() for one in seen.values()) + cached - output["logits"].numel()
         num_multiplied = operations.get_total_flops() / 2 / _TRIAL_TOKENS
         num_modules = sum(1 for _ in model.modules())
-        return cls(num_values / _TRIAL_TOKENS, num_multiplied, num_modules)
+        return cls(num_values / _TRIAL_TOKENS, num_multiplied, num_modules, num_state_values)
+
+    def num_recorded(self, num_tokens: int, num_steps: int) -> float:
+        """Return how many numbers a recording holds. num_steps: calls, each counted once for every row."""
+        return num_tokens * self.num_values + num_steps * self.num_state_values
 
     def seconds(self, speed: Speed, num_calls: int, num_tokens: int) -> float:
         """Estimate calls that read the weights `num_calls` times, with many tokens `num_tokens` in all."""

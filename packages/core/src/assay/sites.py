@@ -90,7 +90,8 @@ class Site:
     Ports are `input.NAME` (a name of the forward signature), `output`, `changed.NAME` (an argument
     that the call changed, such as a cache) and, for an operation inside a module,
     `op.INDEX.NAME.output`. Keys of nested structures are appended: `output.0`,
-    `input.position_embeddings.1`, `changed.past_key_values.3.keys`.
+    `input.position_embeddings.1`, `changed.past_key_values.3.keys`,
+    `changed.cache_params.3.recurrent_states.0`.
     """
 
     at: CallSite
@@ -102,6 +103,11 @@ class Site:
         for name, value in (("call", at.call), ("micro-batch", at.micro_batch), ("rank", at.rank)):
             text += f" {name} {value}" if value else ""
         return text
+
+
+def holds_heads(port: str) -> bool:
+    """Return True for the port of keys or values of a cache, (B, heads, tokens, D)."""
+    return port.startswith("changed.") and port.endswith((".keys", ".values"))
 
 
 class LocalPart(NamedTuple):

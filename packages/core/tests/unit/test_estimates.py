@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from assay import estimates as speed_module
 from assay.devices.registry import open_run
@@ -26,6 +26,19 @@ def test_values_of_a_decoder_are_counted_by_hand() -> None:
     around = 3 * hidden + 2 * heads
 
     assert TrialCall.of(outline.model).num_values == config.num_hidden_layers * layer + around
+
+
+def test_states_of_a_recurrence_are_counted_for_each_call(tmp_path: Path) -> None:
+    config = MambaConfig(
+        num_hidden_layers=2, hidden_size=8, vocab_size=16, state_size=4, conv_kernel=3,
+        time_step_rank=2,
+    )  # fmt: skip
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    trial = TrialCall.of(load_outline(str(tmp_path)).model)
+
+    # Of 16 inner channels in each layer: the state, and the last inputs of the convolution.
+    assert trial.num_state_values == 2 * 16 * (4 + 3)
+    assert trial.num_recorded(10, 5) == 10 * trial.num_values + 5 * 224
 
 
 def test_padding_changes_no_count(tmp_path: Path) -> None:

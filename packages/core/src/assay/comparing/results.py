@@ -134,6 +134,12 @@ class ReplayResults:
         """Note a tensor of the model that the trace lacks."""
         _append_new(self.unmatched_actual, f"{module or '(model)'}:{port}")
 
+    def note_unreadable_cache(self, module: str, cache: str) -> None:
+        """Note a cache whose values cannot be read. It comes first: it explains other missing ports."""
+        name = f"{module or '(model)'}:changed.{cache}"
+        if name not in self.unmatched_expected:
+            self.unmatched_expected.insert(0, name)
+
     def note_missing_port(self, module: str, port: str) -> None:
         """Note a tensor of the trace that the model lacks."""
         _append_new(self.unmatched_expected, f"{module or '(model)'}:{port}")

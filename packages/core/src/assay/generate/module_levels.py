@@ -24,6 +24,7 @@ from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.errors import name_some
 from assay.generate.golden import GenerateEvidence
 from assay.metrics import RowErrors
+from assay.sites import holds_heads
 from assay.stages import Stage
 from assay.statistics import SYSTEMATIC
 from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
@@ -57,8 +58,7 @@ def describe_wrong_head(
 def _width_of_heads(ports: Iterable[PortResult]) -> int | None:
     """Return D, read from the cache entries of the stage, (..., D); None without a cache."""
     for port in ports:
-        is_cache = port.port.startswith("changed.") and port.port.endswith((".keys", ".values"))
-        if is_cache and port.sums.channel is not None:
+        if holds_heads(port.port) and port.sums.channel is not None:
             return int(port.sums.channel.shape[1])
     return None
 
@@ -143,7 +143,9 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
         return ModuleLevels(not_run(reason), not_run(reason))
     replay, noise = evidence.replay, evidence.noise
     judged, bias = judge_replay(replay, noise, evidence.limits)
-    unmatched = list_unmatched(replay.unmatched_expected, replay.unmatched_actual)
+    # What the noise run cannot read, such as a cache, has no yardstick.
+    expected = list(dict.fromkeys([*replay.unmatched_expected, *noise.unmatched_expected]))
+    unmatched = list_unmatched(expected, replay.unmatched_actual)
     inputs = [item for item in judged if _level_of(item.port) == "inputs"]
     modules = [item for item in judged if _level_of(item.port) == "modules"]
     ranked = rank_stages(judged)

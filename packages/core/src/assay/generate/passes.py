@@ -2,7 +2,9 @@
 
 The reference records a generated text in one call, where that gives the values of the steps. A yardstick that
 reads a whole text computes the values of the prefill and of all decode steps, in about the time of the prefill.
-A trial on small texts decides whether a model allows this: its own steps must replay exactly.
+A trial on small texts decides whether a model allows this: its own steps must replay exactly. After a whole text a
+recurrent state or the last inputs of a convolution are those of its last token, and none of the steps before. So the
+trial of a model with such states fails, and every step is recorded.
 """
 
 import math

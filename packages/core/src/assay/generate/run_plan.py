@@ -114,11 +114,11 @@ def estimate_needs(
     outline: LoadedModel,
     plan: InputPlan,
     yardstick_dtype: str,
-    num_values: float,
+    trial: TrialCall,
 ) -> Needs:
     """Estimate what the golden of `spec` needs.
 
-    outline: the model without weights. num_values: numbers at all module boundaries for each token.
+    outline: the model without weights.
     """
     itemsize = getattr(torch, yardstick_dtype).itemsize
     weights = list(outline.model.parameters())
@@ -139,7 +139,7 @@ def estimate_needs(
         stored = Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64
         disk += sum(num_logits) * (itemsize + _BYTES_PER_LOGIT)
         if spec.level == "module":  # logits are results of modules, too
-            of_modules = count_tokens(plan.batches) * num_values + sum(num_logits)
+            of_modules = _num_recorded(trial, plan) + sum(num_logits)
             disk += int(of_modules * stored.itemsize)
     of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + BASE_BYTES
     return Needs(
@@ -149,6 +149,11 @@ def estimate_needs(
         + of_calls,
         disk=disk,
     )
+
+
+def _num_recorded(trial: TrialCall, plan: InputPlan) -> float:
+    num_steps = sum(len(one.rows) * max(1, one.max_new_tokens) for one in plan.batches)
+    return trial.num_recorded(count_tokens(plan.batches), num_steps)
 
 
 def widening_within(num_weights: int, dtype: str, allowed: int) -> Widening:
@@ -263,7 +268,7 @@ class _Estimator:
         reads_texts = steps_of_texts(self._outline, plan.batches)
         texts = (len(plan.batches), num_tokens) if reads_texts else steps
         load = self._num_weights * SECONDS_PER_LOADED_WEIGHT
-        replay = num_tokens * self._trial.num_values * SECONDS_PER_COMPARED_VALUE
+        replay = _num_recorded(self._trial, plan) * SECONDS_PER_COMPARED_VALUE
         # The yardstick generates and records; the noise run is forced and replays.
         reference = 2 * load + replay + needs.disk * SECONDS_PER_STORED_BYTE
         for speed, passes in ((self._wide, (steps, texts)), (self._noise, (texts, texts))):
@@ -273,8 +278,7 @@ class _Estimator:
         return _Estimate(inputs, needs, len(self._spec.noise_for) * reference, candidate)
 
     def _needs(self, plan: InputPlan) -> Needs:
-        dtype, num_values = self._yardstick_dtype, self._trial.num_values
-        return estimate_needs(self._spec, self._outline, plan, dtype, num_values)
+        return estimate_needs(self._spec, self._outline, plan, self._yardstick_dtype, self._trial)
 
     def within(self, max_seconds: float, estimate: _Estimate) -> _Estimate:
         """Halve the number of new tokens until both sides fit into the budget.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.caches import count_tokens, is_cache
+from assay.hooks.caches import count_tokens, find_caches
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import Arguments, Function, FunctionMode
@@ -151,11 +151,11 @@ class UsageWatch:
         }
 
     def _note_slots(self, active: ActiveCall) -> None:
-        caches = [value for value in active.arguments.values() if is_cache(value)]
+        caches = find_caches(active.arguments)
         rows = active.call.rows
         if not caches or rows is None:
             return
-        if (past := count_tokens(caches[0])) is None:
+        if (past := count_tokens(caches[0][1])) is None:
             return  # a cache of linear layers has no slots
         if past == 0 or not self.slots:
             self.slots.append((0, 0))

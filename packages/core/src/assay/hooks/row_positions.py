@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from assay.hooks.caches import count_tokens, is_cache
+from assay.hooks.caches import count_tokens
 from assay.sites import RowMap
 
 
@@ -47,7 +47,7 @@ class BatchPositions:
         Returns: the positions of the T tokens.
         """
         batch, length = tokens.shape[:2]
-        past = 0 if cache is None else count_tokens(cache) if is_cache(cache) else None
+        past = count_tokens(cache)
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
             mask = (attention_mask.detach() != 0).cpu().long()
             start = find_columns(mask, length, past) if len(mask) == batch else None

@@ -7,7 +7,7 @@ value, and then replaced by it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -198,7 +198,7 @@ class _Matched:
         return value.gather(-1, self.order.to(value.device))
 
 
-@dataclass(slots=True)
+@dataclass
 class _RootCall:
     """The state of one root call, and of the calls in it that backward repeats."""
 
@@ -212,6 +212,12 @@ class _RootCall:
     from the causal mask, by port, digest and rows. None: it is not a mask."""
     chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
     """Own choices, such as experts, by call and port."""
+
+    @cached_property
+    def last_index(self) -> RowIndex:
+        """Addresses of values without an axis of tokens: those of the last token of each row."""
+        rows = self.index.rows
+        return RowIndex(rows and RowMap(rows.prompts, tuple((max(of),) for of in rows.positions)))
 
 
 @dataclass
@@ -280,15 +286,16 @@ class Replayer:
         self._replace_changes(active)
         self._find_near_ties(active, output)
         output = map_tensors(output, "output", partial(self._measure_and_replace, active))
-        length = matched.rows.length if matched.rows is not None else None
-        for addition in self._caches.additions(matched.caches, length):
+        for addition in self._caches.additions(matched.caches):
             # Measured later: the cache is about to be overwritten.
             added = addition.tensor.clone()
-            injected = self._measure_and_replace(active, addition.port, added)
+            index = self._root.index if addition.has_tokens else self._root.last_index
+            injected = self._measure_and_replace(active, addition.port, added, index)
             if injected is not added:
                 write_injected(addition.tensor, injected)
-            result = self._result(active, addition.port, addition.tensor)
-            result.exact.add(1, int(addition.history_changed))
+            if addition.history_changed is not None:
+                result = self._result(active, addition.port, addition.tensor)
+                result.exact.add(1, int(addition.history_changed))
         for port in missing_ports(matched.call.ports, matched.seen, active.arguments, output):
             if (active.call.site.module, port) not in self.unmeasured:
                 self.results.note_missing_port(active.call.site.module, port)
@@ -296,7 +303,8 @@ class Replayer:
 
     def finish_root(self, active: ActiveCall) -> None:
         """Forget the injected values; only sums outlive a root call."""
-        del active
+        for cache in self._caches.find_unreadable():
+            self.results.note_unreadable_cache(active.call.site.module, cache)
         self._parts.flush()
         self._root.injected.clear()
 
@@ -364,8 +372,10 @@ class Replayer:
                         return False
         return True
 
-    def _measure_and_replace(self, active: ActiveCall, port: str, actual: Tensor) -> Tensor:
-        """Measure `actual` and return its replacement."""
+    def _measure_and_replace(
+        self, active: ActiveCall, port: str, actual: Tensor, index: RowIndex | None = None
+    ) -> Tensor:
+        """Measure `actual` and return its replacement. index: that of the root call by default."""
         matched: _Matched = active.state
         if port not in matched.call.ports:
             self.results.note_extra_port(active.call.site.module, port)
@@ -395,7 +405,7 @@ class Replayer:
         injected = self.boundary.injected(expected, actual.dtype)
         excluded = matched.excluded if port != matched.scores else None
         measure = partial(
-            self._measure, result, active, self._root.index, excluded, expected, injected
+            self._measure, result, active, index or self._root.index, excluded, expected, injected
         )
         injected = injected.to(actual.device)
         if layout is None:

@@ -28,6 +28,7 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.dumps.readers.assay_trace import AssayReader
+from assay.hooks.caches import passed_on
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions, RowIndex
 from assay.hooks.suspension import ExactDouble
@@ -200,7 +201,7 @@ def _run(what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHand
             tracer.begin_batch(request[0].batch, timeline, request[0].step)
             if isinstance(handler, Replayer):
                 handler.source = BatchSource(request[0].batch)
-            cache: object = None
+            caches: dict[str, Any] = {}
             end = 0
             for one in request:
                 begin, end = end, end + (one.rows.length if one.rows else 0)
@@ -209,9 +210,9 @@ def _run(what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHand
                 if getattr(model, "can_generate", lambda: False)():
                     arguments |= {
                         "position_ids": positions[:, begin:end].clamp(min=0),
-                        "past_key_values": cache, "use_cache": True,
+                        "use_cache": True, **caches,
                     }  # fmt: skip
-                cache = getattr(model(**arguments), "past_key_values", None)
+                caches = passed_on(model(**arguments))
                 task.advance()
 
 

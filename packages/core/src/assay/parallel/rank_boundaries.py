@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from assay.parallel.division import Division, HeadShare
-from assay.sites import LocalPart, unwrapped_path
+from assay.sites import LocalPart, holds_heads, unwrapped_path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ class RankBoundaries:
         if module.endswith(".self_attn"):
             if port == "output.1":
                 return self._probabilities
-            if port.startswith("changed.") and port.endswith((".keys", ".values")):
+            if holds_heads(port):
                 return self._cache
         return self._outputs.get(module)
 

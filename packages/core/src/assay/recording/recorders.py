@@ -82,6 +82,10 @@ class BackgroundRecorder(CallRecorder[QueuedTensor]):
         """Start a copy to the trace, and return the value itself."""
         return self.writer.keep(value), value
 
+    def leave_out(self, reason: str) -> None:
+        """Note a value that is not recorded."""
+        self.writer.leave_out(reason)
+
     def add_port(self, active: ActiveCall, port: str, value: Tensor) -> None:
         """Record another tensor of a running call, if the call is recorded."""
         if isinstance(active.state, UnfinishedCall):

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from assay.errors import name_some
 from assay.files import Url
-from assay.hooks.caches import is_cache
+from assay.hooks.caches import count_tokens, is_cache
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, TraceHandler
 from assay.hooks.suspension import resumed, suspended_modes
 from assay.hooks.tensors import iterate_leaves, iterate_tensors, map_tensors
@@ -126,10 +126,14 @@ class DtypeCopy(NullHandler):
         ):
             return map_tensors(value, name, lambda _, tensor: self._convert_tensor(tensor))
         known = self._caches.get(id(value))
-        if known is not None and known[0]() is value and _length(known[1]) == _length(value):
+        if (
+            known is not None
+            and known[0]() is value
+            and count_tokens(known[1]) == count_tokens(value)
+        ):
             return known[1]
         copy = self._convert_object(value)
-        if _length(value) is not None:
+        if is_cache(value):
             self._caches = {key: one for key, one in self._caches.items() if one[0]() is not None}
             self._caches[id(value)] = ref(value), copy
         return copy
@@ -176,11 +180,6 @@ def _copy_in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     for buffers, name, buffer in kept:
         buffers[name] = buffer
     return copy
-
-
-def _length(value: object) -> int | None:
-    """Return the number of tokens of a cache; None for other objects. Raises: ValueError if unknown."""
-    return int(value.get_seq_length()) if is_cache(value) else None
 
 
 # The module of `PipelineStage`.

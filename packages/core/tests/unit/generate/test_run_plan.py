@@ -147,8 +147,7 @@ def few_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def needs_of(request: GoldenSpec) -> Needs:
     outline = load_outline(request.model)
     plan = plan_inputs(request.inputs, outline)
-    num_values = TrialCall.of(outline.model).num_values
-    return estimate_needs(request, outline, plan, "float64", num_values)
+    return estimate_needs(request, outline, plan, "float64", TrialCall.of(outline.model))
 
 
 NEEDS = Needs(memory=2 * 10**9, memory_on_use=10**9, disk=3 * 10**9)

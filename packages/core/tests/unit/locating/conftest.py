@@ -143,8 +143,12 @@ PREFILL = 32
 
 
 def generate(model: Any) -> None:
-    """A prefill and three decode steps with a cache, as a generation loop makes them."""
-    cache = DynamicCache(config=model.config)
+    """A prefill and three decode steps with a cache, as a generation loop makes them.
+
+    A plant may set `model.new_cache` to a function that returns another cache.
+    """
+    new_cache = getattr(model, "new_cache", lambda: DynamicCache(config=model.config))
+    cache = new_cache()
     positions = (MASK.cumsum(-1) - 1).clamp(min=0)
     for start, end in ((0, PREFILL), *((at, at + 1) for at in range(PREFILL, 35))):
         model(

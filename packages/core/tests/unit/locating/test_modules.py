@@ -8,14 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
+from transformers import DynamicCache, FalconH1Config, FalconH1ForCausalLM, StaticCache
 
 from assay.comparing.judge import find_nonfinite_padding, find_origin, rank_stages
 from assay.comparing.results import PortResult
 from assay.hooks.row_positions import BatchPositions, RowIndex
 from assay.locating.modules import DriftMeter, add_error
+from assay.models.transformers_calls import quiet_transformers
 from assay.sites import RowMap
 from assay.stages import Stage
-from packages.core.tests.unit.locating.conftest import MakeRig, Rig
+from packages.core.tests.unit.locating.conftest import MASK, PREFILL, MakeRig, Rig, generate
 from packages.core.tests.unit.locating.plants import do_nothing, replace_forward, scale_weights
 
 DOWN = "model.layers.1.mlp.down_proj"
@@ -175,6 +177,102 @@ def test_overwritten_history_of_a_cache_is_found_at_the_attention(llama_rig: Rig
     plant = replace_forward("model.layers.0.self_attn", forward)
 
     assert "model.layers.0.self_attn" in llama_rig.failed(plant)
+
+
+def test_cache_with_a_buffer_is_held_to_the_same_tokens(llama_rig: Rig) -> None:
+    def use_buffer(model: Any) -> None:
+        model.new_cache = lambda: StaticCache(config=model.config, max_cache_len=40)
+
+    results = llama_rig.replay(use_buffer)
+
+    keys = results.ports["model.layers.1.self_attn", "changed.past_key_values.1.keys"]
+    assert keys.sums.num_elements == (20 + 32 + 2 * 3) * 2 * 8
+    assert "model.layers.1.self_attn:changed.past_key_values.1.keys" not in (
+        results.unmatched_expected
+    )
+    assert not [
+        item for item in llama_rig.judge(use_buffer) if item.failed and "changed" in item.port.port
+    ]
+
+
+def test_cache_of_an_unknown_class_is_not_seen_and_named(llama_rig: Rig) -> None:
+    class OwnCache:
+        """The cache of a model's own code, without layers."""
+
+        def __init__(self, config: Any) -> None:
+            self._kept = DynamicCache(config=config)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._kept, name)
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return self._kept.get_seq_length(layer_idx)
+
+    def use_own(model: Any) -> None:
+        model.new_cache = lambda: OwnCache(model.config)
+
+    results = llama_rig.replay(use_own)
+
+    first = results.unmatched_expected[0]
+    assert first == "(model):changed.past_key_values, as assay cannot read OwnCache"
+
+
+@pytest.fixture(scope="module")
+def hybrid_rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    """A model whose layers have keys, values, and the states of a convolution and of a recurrence."""
+    config = FalconH1Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, mamba_d_ssm=64, mamba_n_heads=8,
+        mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=16,
+        initializer_range=0.2, pad_token_id=0,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    with quiet_transformers():
+        model = FalconH1ForCausalLM(config).eval()
+    timeline = BatchPositions.of_batch((0, 1), MASK[:, :PREFILL], 3)
+    return Rig(tmp_path_factory.mktemp("hybrid") / "yardstick", model, generate, timeline=timeline)
+
+
+MIXER = "model.layers.1.mamba"
+
+
+def change_state(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
+    """Change a state of the second layer after each call."""
+
+    def forward(_module: Any, original: Any, *args: Any, cache_params: Any, **kwargs: Any) -> Any:
+        output = original(*args, cache_params=cache_params, **kwargs)
+        state = getattr(cache_params.layers[1], part)[0]
+        state.copy_(change(state))
+        return output
+
+    return replace_forward(MIXER, forward)
+
+
+def test_states_are_measured_whole_at_the_call_that_replaces_them(hybrid_rig: Rig) -> None:
+    results = hybrid_rig.replay()
+
+    state = results.ports[MIXER, "changed.cache_params.1.recurrent_states.0"]
+    assert state.sums.num_elements == 4 * 2 * 8 * 8 * 16  # calls, rows, heads, head, state
+    assert 0 < state.sums.relative_error < 0.01
+    assert results.unmatched_expected == []
+    assert not any("changed" in name for name in results.unmatched_actual)
+    assert [item for item in hybrid_rig.judge() if item.failed] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("recurrent_states", lambda state: state.to(torch.float8_e4m3fn).to(state.dtype)),
+        ("recurrent_states", lambda state: state * 1.02),
+        ("conv_states", lambda state: state * 1.02),
+        ("conv_states", lambda state: state.flip(0)),
+    ],
+)
+def test_wrong_state_is_found_at_the_module_that_writes_it(
+    hybrid_rig: Rig, part: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    assert hybrid_rig.failed(change_state(part, change)) == {MIXER}
 
 
 def test_wrong_position_of_the_generation_loop_is_the_inputs_phase(
