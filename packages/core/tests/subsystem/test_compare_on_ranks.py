@@ -28,7 +28,7 @@ pair_measurer._FEWEST_BYTES = 1
 measure = PairMeasurer.measure_pairs
 
 def die(self, pairs):
-    if os.environ["RANK"] == os.environ.get("DYING"):
+    if os.environ.get("RANK", "") == os.environ.get("DYING"):
         os.kill(os.getpid(), signal.SIGKILL)
     measure(self, pairs)
 
