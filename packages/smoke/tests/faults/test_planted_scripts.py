@@ -88,7 +88,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            loss.backward(), schedule.step()\n",
         "learning-rate",
-        "of step 2 of the equivalent run is 0.0009, in the uninterrupted run 0.0008",
+        "of step 1 of the equivalent run is 0.0009, in the uninterrupted run 0.0008",
         (f"{RATES}\n", ""),
     ),
     Plant(
