@@ -14,13 +14,13 @@ from packages.runners.tests.fleet import ROOT
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate
 
 ENTRY = """
-[tenstorrent]
-title = "Tenstorrent"
-resources = ["tenstorrent.com/card"]
-shown.by = ["dev/tenstorrent/[0-9]*"]
-torch = { from_registry = false, plugin = "torch_tt" }
+[acme]
+title = "Acme"
+resources = ["acme.example/card"]
+shown.by = ["dev/acme/[0-9]*"]
+torch = { from_registry = false, plugin = "torch_acme" }
 image.base = ""
-health = { command = ["tt-smi", "--list"], card_pattern = "^card" }
+health = { command = ["acme-smi", "--list"], card_pattern = "^card" }
 runners = [
   { cards = 1, sessions = ["check", "smoke"], timeout_minutes = 60, budget_minutes = 30, max_runners = 1 },
   { cards = 8, sessions = ["smoke"], timeout_minutes = 90, budget_minutes = 60, max_runners = 1 },
@@ -46,10 +46,10 @@ def fleet(root: Path) -> Fleet:
 
 
 def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet: Fleet) -> None:
-    event = labeled("smoke:tenstorrent-8")
+    event = labeled("smoke:acme-8")
     plan = make_plan(event, fleet)
     (machine,) = plan.machines
-    assert (machine.target, machine.cards, machine.timeout_minutes) == ("tenstorrent-8", 8, 90)
+    assert (machine.target, machine.cards, machine.timeout_minutes) == ("acme-8", 8, 90)
     assert [call.arguments for call in machine.calls] == [("--budget", "60m", "--cards", "8")]
     lists = {
         "tiers": json.dumps([job.model_dump() for job in plan.tiers]),
@@ -64,8 +64,8 @@ def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet
     )  # fmt: skip
     (found,) = evaluate(root, [case])
     (job,) = (job for job in found.jobs if job.runs_on.group)
-    assert job.runs_on.labels == ("assay-tenstorrent-8",)
-    assert job.environment == "assay-tenstorrent-8"
+    assert job.runs_on.labels == ("assay-acme-8",)
+    assert job.environment == "assay-acme-8"
     assert (job.checkouts, job.timeout_minutes) == ((HEAD,), 90)
 
 

@@ -145,6 +145,14 @@ def test_padding_queries_may_see_anything() -> None:
     assert count_differences(other, ALLOWED, None) == (18, 3)
 
 
+def test_empty_slots_of_a_static_cache_are_not_compared_unless_a_query_sees_one() -> None:
+    slots = torch.zeros(2, 1, 3, 2, dtype=torch.bool)
+    mask = torch.cat([ALLOWED, slots], -1)
+    assert count_differences(additive(mask, torch.bfloat16), ALLOWED, ROWS) == (15, 0)
+    mask[1, 0, 2, 4] = True
+    assert count_differences(mask, ALLOWED, ROWS) == (15, 15)
+
+
 def test_no_mask_is_the_causal_one() -> None:
     causal = CAUSAL.expand(1, 1, 3, 3)
 

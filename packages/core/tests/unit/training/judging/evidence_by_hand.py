@@ -20,6 +20,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.models.inspect.report import LoadReport
 from assay.sites import Phase
 from assay.stages import Stage
+from assay.statistics import STATISTICS
 from assay.trace import Trace
 from assay.training.judging.diagnosis import diagnose_replay
 from assay.training.judging.evidence import JudgedGroup, TrainEvidence, judge_groups
@@ -45,12 +46,14 @@ VISIBLE: tuple[Phase, ...] = ("forward", "backward", "reduce", "clip", "optimize
 LIMITS = Limits(
     "test",
     "by hand",
-    {
-        "replay-tensor": 3.0, "replay-row": 4.0, "replay-slope": 6.0, "replay-bins": 4.0,
-        "replay-channel": 4.0, "replay-share": 4.0, "replay-row-slope": 4.0, "loss-error": 20.0,
+    dict.fromkeys(STATISTICS, 4.0)
+    | {
+        "replay-tensor": 3.0,
+        "replay-slope": 6.0,
+        "loss-error": 20.0,
         "trajectory-error": 20.0,
     },
-)  # fmt: skip
+)
 
 # Group, module and port of a value.
 Place = tuple[str, str, str]
