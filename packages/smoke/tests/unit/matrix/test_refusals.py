@@ -250,7 +250,11 @@ def num_held(parameter: torch.Tensor) -> int:
 # What torch warns of as DeepSpeed is imported, and as it calls a function by its old name.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("trainer", [Zero1Trainer, DeepSpeedTrainer, Zero3Trainer])
-def test_every_rank_of_zero_has_a_part_of_the_state(trainer: type[DeepSpeedTrainer]) -> None:
+def test_every_rank_of_zero_has_a_part_of_the_state(
+    trainer: type[DeepSpeedTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # DeepSpeed 0.19 leaves its own function there, which torch.compile cannot trace.
+    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
     with rank_0_of(2):
         divided = trainer()
         divided.setup(plan(mesh={"dp": 2}))
