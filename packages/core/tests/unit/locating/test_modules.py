@@ -73,6 +73,18 @@ def test_output_that_is_declared_absent_is_not_expected(llama_rig: Rig) -> None:
 # The place of an error
 
 
+def test_mask_that_a_layer_loses_fails_where_it_is_lost(llama_rig: Rig) -> None:
+    def without_mask(_module: Any, original: Any, *arguments: Any, **named: Any) -> Any:
+        return original(*arguments, **(named | {"attention_mask": None}))
+
+    ports = llama_rig.replay(replace_forward("model.layers.1", without_mask)).ports
+    lost = ports["model.layers.1.self_attn", "input.attention_mask"]
+
+    assert lost.stage == Stage("model.layers.1")
+    # Of the padded prompts, every query would see the padding before it.
+    assert 0 < lost.exact.num_different < lost.exact.num_compared
+
+
 def test_error_stays_in_the_stage_that_makes_it(llama_rig: Rig) -> None:
     assert llama_rig.failed(scale_weights(DOWN, 1.02)) == {DOWN}
 
