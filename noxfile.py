@@ -123,8 +123,8 @@ def perf(session: nox.Session) -> None:
 
 
 def _run_corpus(session: nox.Session, folder: str) -> None:
-    # Tables are what these sessions are run for: they are printed, not captured. One test is a
-    # whole corpus, an hour beside other work; what can hang has a limit of its own.
+    # People run these sessions for their tables, so pytest captures no output. One test runs a whole
+    # corpus, which may take an hour. Each process in it has its own time limit.
     words = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
     torch_environment(session).run(session, "pytest", *words, *session.posargs)
 

@@ -44,8 +44,8 @@ _EXTRAS = {"smoke": "[deepspeed,trl]"}
 _EDITABLE = tuple(f"--editable=packages/{name}{_EXTRAS.get(name, '')}" for name in PACKAGES)
 _CORE = ("--editable=packages/core",)
 
-# The published tool that the session `perf` times beside ours, whose metrics need no more than this of the
-# rest; and a tool that compares dumps, with what it imports.
+# The session `perf` times two published tools: one computes metrics and needs only this dependency, the other
+# compares dumps and is installed with its imports.
 TIMED_TOOLS = (
     "aiu-fms-testing-utils==0.9.0", "ibm-fms==1.13.1",
     "mindstudio-probe==26.2.0", "matplotlib==3.11.2", "contourpy==1.3.3", "cycler==0.12.1",
@@ -158,7 +158,8 @@ def is_given(session: nox.Session, option: str) -> bool:
 def successes() -> list[int]:
     """Return the exit codes of success of a command that compares with recorded results.
 
-    3, with nothing recorded for such a machine, is none on GitHub, or where an accelerator is promised.
+    Code 3 means that nothing is recorded for this machine. On GitHub, and where an accelerator is promised,
+    it is a failure.
     """
     promised = os.environ.get("ASSAY_REQUIRE_HARDWARE") == "1"
     return [0] if promised or os.environ.get("GITHUB_ACTIONS") == "true" else [0, 3]

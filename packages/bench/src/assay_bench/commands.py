@@ -275,8 +275,8 @@ def selftest(
 
     Example: assay bench selftest --run cuda/float32
 
-    Exit code: 0 PASS; 1 FAIL, or too few items to decide; 2 usage or environment error; 3 other questions
-    than the baselines', which are made of the standard library of Python 3.11.
+    Exit code: 0 PASS; 1 FAIL, or too few items to decide; 2 usage or environment error; 3 if the
+    questions differ from the baselines'. They are made from the standard library, those of the baselines from Python 3.11's.
     """
     from assay.devices.detection import DETECTION_TIMEOUT_SECONDS
     from assay.runs import RunFolder, open_progress

@@ -20,7 +20,7 @@ _BASELINES = Path(__file__).parent / "shipped"
 def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
     """Tune a micro model as the recipe `micro` says, and compare its answers with the baselines.
 
-    Questions are made of this Python's own standard library, and another version asks other ones.
+    Questions are made from Python's standard library, so other versions of Python ask other questions.
 
     run: a RUN, in the dtype of the baselines (float32).
     folder: gets the tuned models, their answers and the comparisons.

@@ -251,9 +251,7 @@ def devices(
     ] = 6.0,
     best: Annotated[
         str | None,
-        Option(
-            "Print only the first accelerator in bfloat16, or this RUN if there is none.", "RUN"
-        ),
+        Option("Print one RUN: the first accelerator in bfloat16, else the given one.", "RUN"),
     ] = None,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -335,7 +333,7 @@ def selftest(
 
     Example: assay selftest --candidate cuda:1/float16
 
-    Exit code: 0 the model passes and the fault is found, 1 one of them is not so, 2 usage or environment
+    Exit code: 0 the model passes and the fault is found, 1 otherwise, 2 usage or environment
     error, 3 not everything could be compared.
     """
     from assay.cli.ending import end_with, show_verdict

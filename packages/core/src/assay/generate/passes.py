@@ -2,9 +2,9 @@
 
 The reference records a generated text in one call, where that gives the values of the steps. A yardstick that
 reads a whole text computes the values of the prefill and of all decode steps, in about the time of the prefill.
-A trial on small texts decides whether a model allows this: its own steps must replay exactly. After a whole text a
-recurrent state or the last inputs of a convolution are those of its last token, and none of the steps before. So the
-trial of a model with such states fails, and every step is recorded.
+A trial on small texts decides whether a model allows this: its own steps must replay exactly. A whole
+text leaves only the last recurrent state and the last inputs of a convolution, not those of earlier steps. The trial
+of a model with such states therefore fails, and every step is recorded.
 """
 
 import math
@@ -459,7 +459,7 @@ class RootInputs(NullHandler):
 def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> list[Work]:
     """Return `works`, each with a step for its whole text if one call gives the values of all steps.
 
-    progress: gets a note if a trial of that raises.
+    progress: gets a note if the trial raises.
     """
     steps = steps_of_texts(side.loaded, [work.batch for work in works])
     if not steps or not _has_exact_texts(side, works[0].batch, progress):

@@ -65,7 +65,7 @@ _SAMPLED = 64
 
 @memoized
 def _standing(kind: type) -> Literal["known", "unknown"] | None:
-    """Return if a class of caches or layers derives from one that is known; None for other classes."""
+    """Return the standing of a class of caches or layers, known or unknown; None for other classes."""
     if issubclass(kind, Tensor | nn.Module | Mapping | Sequence | type):
         return None
     for one in kind.__mro__:
@@ -190,7 +190,7 @@ class Addition:
 
 
 class _Place(NamedTuple):
-    """Where a cache keeps a part, or a list or tuple of states."""
+    """The place of a part, or of a list or tuple of states, in a cache."""
 
     container: Any
     key: Any
@@ -225,7 +225,7 @@ def _find_places(cache: object) -> list[_Place]:
 
 
 class _Stamp(NamedTuple):
-    """What the places of a cache hold at one time, with marks that differ after a change in place."""
+    """The values of a cache at one time, and marks that change when a value is written in place."""
 
     values: list[Any]
     marks: list[object]

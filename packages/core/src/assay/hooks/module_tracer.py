@@ -238,8 +238,8 @@ class ModuleTracer:
         - While autograd runs, a forward call is a recomputation of activation checkpointing. Its handler
           gets the `Call` of the first time with `is_recompute`. Recomputation may stop inside a module, so
           `leave` may be missing.
-        - torch.compile inlines hooks into its graphs. `outside_of_graphs` makes each hook a graph break;
-          with fullgraph=True there is none, and `in_whole_graphs` names the modules that were not seen.
+        - torch.compile inlines hooks into its graphs, so `outside_of_graphs` makes each hook a graph break.
+          Under fullgraph=True it leaves the hooks out. `in_whole_graphs` names the modules of these calls.
         - A device that records a graph runs the hooks once, and replays the graph without them.
         - Without a cache, a generation loop passes all tokens again. Rows are found by the number of
           columns, not by the number of the step.

@@ -282,7 +282,7 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What both runs logged by step, and the distance of their ends; see `measure_apart`."""
+    """The logged values of both runs by step, and the distance of their ends by `measure_apart`."""
 
     expected: Sequence[LoggedLoss]
     actual: Sequence[LoggedLoss]

@@ -183,7 +183,7 @@ class LossReader:
         self._lines_read = len(lines)
 
     def _add(self, where: str, **logged: object) -> None:
-        """Add a loss with what is logged beside it, by the names of groups in `losses.pattern`."""
+        """Add a loss and the values logged in the same line. logged: by group name of `losses.pattern`."""
         numbers = {
             name: _number(logged.get(name), f"`{name}` of {where}")
             for name in ("step", "loss", "lr", "grad_norm")

@@ -164,11 +164,13 @@ class RankScope:
         )
 
 
+@dataclass
 class StepValueHandler:
     """A receiver of the values that `StepObserver` sees in a step. This one takes none, without a reference."""
 
-    scope = RankScope(is_alone=True)
-    loss_scale = LossScale()
+    scope: RankScope = field(default_factory=lambda: RankScope(is_alone=True), kw_only=True)
+    """The values that this process has to show."""
+    loss_scale: LossScale = field(default_factory=LossScale, kw_only=True)
     """To be divided out."""
 
     def begin_step(self, step: int) -> None:
@@ -539,9 +541,6 @@ class StageReplayer(StepValueHandler):
     results: dict[Phase, ReplayResults] = field(
         default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
     )
-    scope: RankScope = field(default_factory=lambda: RankScope(is_alone=True))
-    """The values that this process has to show."""
-    loss_scale: LossScale = field(default_factory=LossScale)
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
     _optimizer: OptimizerResults | None = None
