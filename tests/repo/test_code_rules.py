@@ -149,7 +149,7 @@ PRINTS = re.compile(
     r"typer\.echo\(|\bConsole\((?!Console)|[^.\w]Environment\(|^ *print\(", re.MULTILINE
 )
 VERDICTS = re.compile(r"(?<![\w.])Verdict\(")
-CALLS_OF = {"files": FILE_READS, "output": PRINTS, "comparing": VERDICTS}
+CALLS_OF = {"files": FILE_READS, "output": PRINTS, "judge": VERDICTS}
 # Other programs read what these print, over a pipe of their own.
 PRINTS_ALLOWED = {
     "packages/bench/src/assay_bench/performance/running.py",
@@ -180,7 +180,7 @@ def test_one_package_reads_one_prints_and_one_makes_verdicts(
         ("output", "    print(text)"),
         ("output", "Console(stderr=True).print(table)"),
         ("output", "pages = Environment(autoescape=True)"),
-        ("comparing", "    return Verdict(verdict=outcome)"),
+        ("judge", "    return Verdict(verdict=outcome)"),
     ],
 )
 def test_a_planted_call_is_found(package: str, line: str) -> None:

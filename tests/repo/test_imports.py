@@ -103,7 +103,7 @@ def test_the_layers_are_read_from_the_document(architecture: str) -> None:
     assert layers.layer_of["errors"] == 0
     assert layers.layer_of["trace"] == 2
     assert layers.layer_of["cli"] == 6
-    assert layers.orders[0][:3] == ("errors", "counts", "dtypes")
+    assert layers.orders[0][:3] == ("errors", "option_ranges", "dtypes")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.levels import Cause, LevelResult, conclude, not_compared
 from assay.files import seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
+from assay.judge.levels import Cause, LevelResult, conclude, not_compared
 from assay.runs.results import write_results
 from assay.verdicts import Level, Measurement, Unmatched, Verdict
 from assay_bench.baselines import is_baseline, read_baseline

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from scipy.stats import binom, binomtest
 
-from assay.comparing.levels import (
+from assay.judge.levels import (
     Cause,
     LevelResult,
     conclude,

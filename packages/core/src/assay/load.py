@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.comparing.levels import conclude
-from assay.comparing.loaded import judge_load
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
+from assay.judge.levels import conclude
+from assay.judge.loaded import judge_load
 from assay.launch import RemoteFunction, call
 from assay.models.inspect.report import LoadReport
 from assay.models.sources import RemoteCode

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from assay.comparing.limits import CleanRun, false_alarm_bound
+from assay.judge.limits import CleanRun, false_alarm_bound
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.trials.readings import Reading
 from packages.core.tests.trials.tables import markdown_table, number

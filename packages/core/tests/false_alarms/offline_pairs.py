@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from assay.comparison.check import CompareOptions, compare_dumps
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.inputs import BatchOptions
-from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.false_alarms.parts import Part
@@ -18,7 +18,7 @@ from packages.core.tests.trials.model_dumps import DumpTask, Format, write_dump
 from packages.core.tests.trials.offline_memory import Memory, read_once
 from packages.core.tests.trials.tables import markdown_table, number
 from packages.core.tests.trials.trial import run_all
-from packages.core.tests.unit.offline.test_importing_ranks import on_ranks, tensor_parallel
+from packages.core.tests.unit.comparison.test_importing_ranks import on_ranks, tensor_parallel
 
 RECIPES = ("llama", "mistral", "gemma2", "mixtral", "bert")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.comparing.limits import DerivedLimit, limits_file
+from assay.judge.limits import DerivedLimit, limits_file
 from packages.core.tests.false_alarms.checked import (
     Checked,
     mended,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from assay.comparison.check import CompareOptions, compare_dumps
+from assay.comparison.judging.verdict import judge_dumps
 from assay.dumps.recognizing import open_dump
 from assay.inputs import BatchOptions
-from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.judging.verdict import judge_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
 from packages.core.tests.faults.corpus import Fault

@@ -82,7 +82,7 @@ def compare_with_msprobe(expected: Path, actual: Path, output: Path) -> dict[str
 
 def compare_with_assay(expected: Path, actual: Path, output: Path) -> dict[str, float]:
     """Measure assay's comparison without its imports."""
-    from assay.offline.check import CompareOptions, compare
+    from assay.comparison.check import CompareOptions, compare
     from assay.runs import SilentProgress
 
     output.mkdir()

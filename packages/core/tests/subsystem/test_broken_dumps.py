@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from packages.core.tests.dump_writers.msprobe import MsprobeWriter
 from packages.core.tests.subsystem.commands import error_of, run_in_process
-from packages.core.tests.unit.offline.small_dumps import WIDTH, write
+from packages.core.tests.unit.comparison.small_dumps import WIDTH, write
 
 LAST = "step0/proc1/dump_tensor_data/Module.lm_head.Linear.forward.2.output.0.pt"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.comparison.check import CompareOptions, compare_dumps
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import assay
+from assay.comparison.pairing.passes import find_passes
+from assay.comparison.replaying import TrustedModel, record_reference
 from assay.dumps.protocol import DumpError
 from assay.dumps.recognizing import open_dump
 from assay.models import load_model
-from assay.offline.pairing.passes import find_passes
-from assay.offline.replaying import TrustedModel, record_reference
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from packages.core.tests.unit.offline.small_dumps import write
+from packages.core.tests.unit.comparison.small_dumps import write
 
 pytestmark = pytest.mark.long
 
@@ -20,8 +20,8 @@ NUM_RANKS = 3
 # Every pair of tensors is a share of its own; the rank that a variable names dies in its first one.
 RANK = """
 import os, signal, sys
-from assay.offline.measuring import pair_measurer
-from assay.offline.measuring.pair_measurer import PairMeasurer
+from assay.comparison.measuring import pair_measurer
+from assay.comparison.measuring.pair_measurer import PairMeasurer
 from assay.cli import main
 
 pair_measurer._FEWEST_BYTES = 1

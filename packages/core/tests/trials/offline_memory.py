@@ -13,15 +13,15 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from assay.comparison import check, measured_dumps, replaying
+from assay.comparison.check import CompareOptions
+from assay.comparison.judging.verdict import judge_dumps as judge
+from assay.comparison.measured_dumps import MeasuredDumps
+from assay.comparison.measuring.pair_measurer import MeasuredPorts
+from assay.comparison.pairing.passes import Pass
+from assay.comparison.replaying import Reference, TrustedModel
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
-from assay.offline import check, measured_dumps, replaying
-from assay.offline.check import CompareOptions
-from assay.offline.judging.verdict import judge_dumps as judge
-from assay.offline.measured_dumps import MeasuredDumps
-from assay.offline.measuring.pair_measurer import MeasuredPorts
-from assay.offline.pairing.passes import Pass
-from assay.offline.replaying import Reference, TrustedModel
 
 _MOST_REFERENCES = 4
 

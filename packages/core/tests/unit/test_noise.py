@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.comparing.limits import load_limits
+from assay.judge.limits import load_limits
 from assay.metrics import PairSums
 from assay.noise import (
     NO_NOISE,

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from assay.comparing.levels import not_compared
 from assay.foreign_text import escape_markdown, markdown_code
+from assay.judge.levels import not_compared
 from assay.verdicts import Location, Measurement, Verdict
 from assay_expectations.judging import (
     LARGEST_CLEAN_RATIOS,

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Self
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
-from assay.comparing.limits import FAILURE_RATE, PUBLISHED_METRICS
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_json, read_toml_record, write_whole
 from assay.generate.check import capture, check_generate
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.inputs import built_in_texts
+from assay.judge.limits import FAILURE_RATE, PUBLISHED_METRICS
 from assay.models import RECIPES
 from assay.models.sources import hash_files, resolve_model
 from assay.runs import Progress

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.comparing.coverage import (
+from assay.dtypes import float_format
+from assay.judge.coverage import (
     CoverageParts,
     describe_coverage,
     judge_coverage,
     list_gaps,
     notes_on_coverage,
 )
-from assay.comparing.levels import (
+from assay.judge.levels import (
     Cause,
     DecidingNumbers,
     LevelResult,
@@ -34,8 +35,7 @@ from assay.comparing.levels import (
     notes_of,
     rows_of,
 )
-from assay.comparing.wording import describe_error, format_against
-from assay.dtypes import float_format
+from assay.judge.wording import describe_error, format_against
 from assay.models import RECIPES
 from assay.statistics import Statistic
 from assay.verdicts import (

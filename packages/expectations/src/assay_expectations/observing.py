@@ -20,7 +20,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from assay.comparing.coverage import Usage
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
@@ -32,6 +31,7 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import iterate_tensors
 from assay.inputs import Batch, BatchOptions, InputPlan, plan_batches
+from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.load import choose_threads, yardstick_dtype

@@ -16,7 +16,6 @@ from typing import Any
 import xxhash
 from pydantic import ConfigDict, Field
 
-from assay.comparing.coverage import Usage
 from assay.errors import name_some
 from assay.files import (
     DiskError,
@@ -25,6 +24,7 @@ from assay.files import (
     validate_record,
     write_whole,
 )
+from assay.judge.coverage import Usage
 from assay.models.weight_files import StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import Number, Record

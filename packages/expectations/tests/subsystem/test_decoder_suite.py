@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.comparing.limits import calibrate_thresholds, read_clean_tokens
 from assay.errors import UsageError
+from assay.judge.limits import calibrate_thresholds, read_clean_tokens
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.decoders import (

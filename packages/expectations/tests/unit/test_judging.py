@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.comparing.coverage import Usage
-from assay.comparing.levels import find_worst
+from assay.judge.coverage import Usage
+from assay.judge.levels import find_worst
 from assay.models import RECIPES
 from assay.verdicts import Outcome
 from assay_expectations.judging import (

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from assay.comparing.levels import LevelResult, conclude, failed
 from assay.errors import name_some
+from assay.judge.levels import LevelResult, conclude, failed
 from assay.verdicts import Diagnosis, Location
 
 if TYPE_CHECKING:

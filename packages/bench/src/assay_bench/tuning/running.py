@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
 
-from assay.comparing.levels import Cause, LevelResult, conclude, failed, not_compared, passed
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
+from assay.judge.levels import Cause, LevelResult, conclude, failed, not_compared, passed
 from assay.launch import RemoteFunction, TimeLimits, World, call
 from assay.runs import Progress, RunFolder, provenance
 from assay.runs.folders import locked

@@ -446,10 +446,10 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.plugins import import_torch_alone
 
     import_torch_alone()
+    from assay.comparison.check import CompareOptions
+    from assay.comparison.check import compare as run_comparison
     from assay.launch import is_first_rank, on_first_rank
     from assay.models.sources import remote_code_of
-    from assay.offline.check import CompareOptions
-    from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file
     from assay.runs import RunFolder, SilentProgress, open_progress, removed_if_refused
 

@@ -144,7 +144,7 @@ def inspect(
     from assay.plugins import import_torch_alone
 
     import_torch_alone()
-    from assay.offline.contents import describe_contents
+    from assay.comparison.contents import describe_contents
     from assay.runs import open_progress
 
     with open_progress() as progress, progress.step(f"inspects {folder}"):
@@ -209,10 +209,10 @@ def calibrate(
 def _calibrate_ratios(
     runs: Sequence[str], models: Sequence[str], reference: str, output: Path
 ) -> None:
-    from assay.comparing.limits import limits_file
     from assay.devices.run_string import parse_run
     from assay.files import write_whole
     from assay.generate.check import MODELS, run_clean
+    from assay.judge.limits import limits_file
     from assay.runs import RunFolder, open_progress
 
     trusted, *judged = (parse_run(text) for text in (reference, *runs))
@@ -224,13 +224,13 @@ def _calibrate_ratios(
 
 
 def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
-    from assay.comparing.limits import (
+    from assay.files import write_whole
+    from assay.judge.limits import (
         calibrate_thresholds,
         published_pair,
         read_clean_tokens,
         thresholds_file,
     )
-    from assay.files import write_whole
 
     runs = [read_clean_tokens(file) for file in files]
     write_whole(output, thresholds_file(runs, _given_command()))
@@ -408,7 +408,7 @@ def explain(
     """Say what a diagnosis means, what usually causes it, and what to do next."""
     from rich.text import Text
 
-    from assay.comparing.wording import describe_diagnosis, list_diagnoses
+    from assay.judge.wording import describe_diagnosis, list_diagnoses
     from assay.output.console import new_table, open_console
 
     console = open_console()

@@ -115,12 +115,12 @@ def capture(  # noqa: PLR0913 - one for each option
     _refuse(recorded | _find_given({"model_name": model_name}), "only for a command after --")
     if level == "op":
         raise UsageError("--level op: only for a command after --")
-    from assay.comparing.coverage import CoverageParts, describe_coverage, judge_coverage
     from assay.devices.run_string import parse_run
     from assay.files import parse_location
     from assay.generate.check import capture as capture_golden
     from assay.generate.golden import GoldenSection
     from assay.generate.spec import GoldenSpec
+    from assay.judge.coverage import CoverageParts, describe_coverage, judge_coverage
     from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
 

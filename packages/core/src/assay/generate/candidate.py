@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError
 from assay.generate.generation_loop import OutputError, count_tokens
@@ -50,9 +49,8 @@ from assay.generate.spec import (
 )
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
+from assay.judge.results import attach_results
 from assay.launch import Rank
-from assay.locating.modules import Replayer
-from assay.locating.routing import NearTieChoices
 from assay.models import LoadedModel, candidate_code, load_model, weight_hashes
 from assay.models.config_files import attention_of, first_line
 from assay.models.inspect.inspection import inspect_changes, inspect_load
@@ -61,6 +59,8 @@ from assay.parallel.division import share_heads
 from assay.parallel.rank_boundaries import RankBoundaries
 from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.plugins import load_object
+from assay.replay.modules import Replayer
+from assay.replay.routing import NearTieChoices
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel, unwrapped_path

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.trusted import trusted_device
@@ -50,9 +49,7 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.tensors import Boundary
 from assay.hooks.widening import widen_on_use
 from assay.inputs import InputPlan
-from assay.locating.modules import Replayer
-from assay.locating.routing import NoiseOfChoices
-from assay.locating.trace_views import StepwiseTrace
+from assay.judge.results import attach_results
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
@@ -66,6 +63,9 @@ from assay.models.load import (
 from assay.models.sources import RemoteCode
 from assay.progress import advance_task, subtask
 from assay.recording.modules import Recorder
+from assay.replay.modules import Replayer
+from assay.replay.routing import NoiseOfChoices
+from assay.replay.trace_views import StepwiseTrace
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.comparing.limits import CleanRun, largest_ratios, load_limits
 from assay.devices.detection import require_run
 from assay.devices.run_string import Run
 from assay.errors import AssayError, UsageError
@@ -24,6 +23,7 @@ from assay.generate.spec import (
     InputOptions,
 )
 from assay.inputs import parse_lengths, read_prompts
+from assay.judge.limits import CleanRun, largest_ratios, load_limits
 from assay.launch import FORK_SERVER, RemoteFunction, call, world_of
 from assay.plugins import find_plugin_file
 from assay.runs import Progress

@@ -8,7 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from assay.comparing.limits import load_limits
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
@@ -22,12 +21,13 @@ from assay.generate.passes import Side, Work, run_forced, whole_batches
 from assay.generate.run_plan import widening_within
 from assay.generate.spec import PRELOAD, GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
+from assay.judge.limits import load_limits
 from assay.launch import Rank, RemoteFunction, call, world_of
-from assay.locating.modules import Replayer
-from assay.locating.operations import find_wrong_operation, put_together
 from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.recording.modules import Operation, OperationRecorder
+from assay.replay.modules import Replayer
+from assay.replay.operations import find_wrong_operation, put_together
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import CallSite

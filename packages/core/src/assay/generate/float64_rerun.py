@@ -16,11 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.judge import Judged
-from assay.comparing.levels import outcome_of_levels
-from assay.comparing.loaded import JudgedLoad
-from assay.comparing.results import ReplayResults
-from assay.comparing.wording import format_count
 from assay.devices.base import Device
 from assay.devices.registry import open_device
 from assay.errors import MachineError, name_some
@@ -36,12 +31,17 @@ from assay.generate.spec import PRELOAD, CandidateOptions, GenerateCheck
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, NullHandler, TraceHandler
 from assay.hooks.tensors import map_tensors
+from assay.judge.levels import outcome_of_levels
+from assay.judge.loaded import JudgedLoad
+from assay.judge.replays import Judged
+from assay.judge.results import ReplayResults
+from assay.judge.wording import format_count
 from assay.launch import RemoteFunction, call
-from assay.locating.modules import Replayer
 from assay.models import load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.progress import format_size
+from assay.replay.modules import Replayer
 from assay.runs import Progress
 from assay.runs.results import EQUIVALENCE_FOLDER
 from assay.sites import Call, CallSite, unwrapped_path

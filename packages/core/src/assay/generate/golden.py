@@ -16,10 +16,6 @@ import xxhash
 from pydantic import Field
 from torch import Tensor
 
-from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
-from assay.comparing.levels import LevelResult
-from assay.comparing.limits import Limits, load_limits
-from assay.comparing.results import ReplayResults, read_results
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
@@ -27,8 +23,12 @@ from assay.foreign_text import shorten
 from assay.generate.spec import CandidateReport, GenerateCheck, InputOptions
 from assay.hooks.tensors import Boundary
 from assay.inputs import Batch, InputPlan
-from assay.locating.trace_views import StepwiseTrace
+from assay.judge.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
+from assay.judge.levels import LevelResult
+from assay.judge.limits import Limits, load_limits
+from assay.judge.results import ReplayResults, read_results
 from assay.models.inspect.report import LoadReport
+from assay.replay.trace_views import StepwiseTrace
 from assay.sites import RecordedLevel
 from assay.trace import Trace, TraceError, TraceWriter
 from assay.verdicts import Coverage, Record, TokenPosition

@@ -4,9 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from assay.comparing.coverage import notes_on_coverage
-from assay.comparing.judge import FailedStage, Judged, list_suspects
-from assay.comparing.levels import (
+from assay.errors import name_some
+from assay.generate.golden import GenerateEvidence
+from assay.generate.module_levels import ModuleLevels, judge_module_levels, location_of
+from assay.generate.spec import CandidateReport
+from assay.generate.text_levels import (
+    judge_logits_level,
+    judge_sampler_level,
+    judge_tokens_level,
+)
+from assay.judge.coverage import notes_on_coverage
+from assay.judge.levels import (
     Cause,
     DecidingNumbers,
     DiagnosedFault,
@@ -18,16 +26,8 @@ from assay.comparing.levels import (
     pool_resolutions,
     rows_of,
 )
-from assay.comparing.loaded import JudgedLoad, judge_load
-from assay.errors import name_some
-from assay.generate.golden import GenerateEvidence
-from assay.generate.module_levels import ModuleLevels, judge_module_levels, location_of
-from assay.generate.spec import CandidateReport
-from assay.generate.text_levels import (
-    judge_logits_level,
-    judge_sampler_level,
-    judge_tokens_level,
-)
+from assay.judge.loaded import JudgedLoad, judge_load
+from assay.judge.replays import FailedStage, Judged, list_suspects
 from assay.verdicts import (
     Diagnosis,
     Location,

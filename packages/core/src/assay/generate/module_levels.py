@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from assay.comparing.judge import (
+from assay.errors import name_some
+from assay.generate.golden import GenerateEvidence
+from assay.judge.levels import LevelResult, describe_uncalled, level_of, list_unmatched, not_run
+from assay.judge.replays import (
     DeviceBias,
     FailedStage,
     Judged,
@@ -18,11 +21,8 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched, not_run
-from assay.comparing.results import PortResult, ReplayResults
-from assay.comparing.token_rows import TokenPort, TokenRows
-from assay.errors import name_some
-from assay.generate.golden import GenerateEvidence
+from assay.judge.results import PortResult, ReplayResults
+from assay.judge.token_rows import TokenPort, TokenRows
 from assay.metrics import RowErrors
 from assay.sites import holds_heads
 from assay.stages import Stage

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.generate.generation_loop import (
     Generated,
@@ -38,9 +37,14 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary, constants, iterate_tensors
 from assay.inputs import Batch
-from assay.locating.modules import DriftMeter, Replayer
-from assay.locating.ports import BatchSource, RankLayout
-from assay.locating.routing import (
+from assay.judge.results import ReplayResults
+from assay.models import LoadedModel
+from assay.models.config_files import attention_of, first_line
+from assay.progress import Progress
+from assay.recording.modules import PointwiseModules, Recorder
+from assay.replay.modules import DriftMeter, Replayer
+from assay.replay.ports import BatchSource, RankLayout
+from assay.replay.routing import (
     ChoiceRecorder,
     Key,
     NearTieChoices,
@@ -49,11 +53,7 @@ from assay.locating.routing import (
     ScoreNoise,
     read_choices,
 )
-from assay.locating.trace_views import WHOLE_TEXTS, ReplayedTrace, StepwiseTrace
-from assay.models import LoadedModel
-from assay.models.config_files import attention_of, first_line
-from assay.progress import Progress
-from assay.recording.modules import PointwiseModules, Recorder
+from assay.replay.trace_views import WHOLE_TEXTS, ReplayedTrace, StepwiseTrace
 from assay.trace import Trace, TraceWriter
 from assay.watchdog import temporary_folder
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, PositiveInt
 
-from assay.counts import LARGEST_SEED, MOST, parse_count
 from assay.devices.run_string import Run
 from assay.errors import UsageError
 from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.models.sources import RemoteCode
+from assay.option_ranges import LARGEST_SEED, MOST, parse_count
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER
 from assay.sites import JudgedLevel, KeptFiles, RecordedLevel
 from assay.verdicts import Level, Record

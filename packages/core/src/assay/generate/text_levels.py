@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.comparing.levels import LevelResult, describe_judged_level, level_of, not_run
-from assay.comparing.wording import format_count
 from assay.generate.golden import GenerateEvidence
 from assay.inputs import Batch
+from assay.judge.levels import LevelResult, describe_judged_level, level_of, not_run
+from assay.judge.wording import format_count
 from assay.kernel import find_largest, sum_tokens
 from assay.metrics import ShapeMismatchError
 from assay.noise import at_least

@@ -139,7 +139,7 @@ class UsageWatch:
         self.handler.finish_root(active)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of `assay.comparing.coverage.Usage`."""
+        """Return the fields of `assay.judge.coverage.Usage`."""
         return {
             "parameters": self._owners,
             "called": sorted(self.called),

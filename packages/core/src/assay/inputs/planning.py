@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.counts import parse_count
 from assay.errors import UsageError
 from assay.inputs.batches import Batch, Encode, InputPlan, ModelLimits, Prompt, built_in_texts
+from assay.option_ranges import parse_count
 
 # RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190 times at
 # 1,000 (transformers#29285), so one prompt has to be longer.

@@ -2,7 +2,7 @@
 
 A call passes through these files, in this order: `calling` pickles it, `process_groups` has the fork
 server start a group, `fork_server` forks its leader and its processes, `child_process` runs the function
-(on a rank after `joining`), `supervising` waits for all, and `failures` words what went wrong. All
+(on a rank after `process_group`), `supervising` waits for all, and `failures` words what went wrong. All
 processes end with this one, however it ends.
 """
 

@@ -101,7 +101,7 @@ def call(
             raise UsageError(
                 f"the body needs {world}, but the launcher of this process started {outer}"
             )
-        from assay.launch.joining import call_under_torchrun
+        from assay.launch.process_group import call_under_torchrun
 
         return call_under_torchrun(function, request, world)
     if world is not None and in_world():

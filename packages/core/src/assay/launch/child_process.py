@@ -133,7 +133,7 @@ class _Process:
                 OMP_NUM_THREADS=world.threads,
             )
             torch.set_num_threads(world.threads)
-            from assay.launch.joining import file_store, joined, use_loopback
+            from assay.launch.process_group import file_store, joined, use_loopback
 
             use_loopback()
             store = file_store(self.folder, world)

@@ -39,7 +39,7 @@ def on_first_rank(work: Callable[[], T]) -> T:
         return work()
     from torch._C._distributed_c10d import PrefixStore
 
-    from assay.launch.joining import outer_store
+    from assay.launch.process_group import outer_store
 
     _begun.append(len(_begun) + 1)
     store = PrefixStore(f"assay-work-{_begun[-1]}", outer_store())
@@ -89,7 +89,7 @@ def leave_together() -> None:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import DistError
 
-    from assay.launch.joining import outer_store
+    from assay.launch.process_group import outer_store
 
     store, number = PrefixStore("assay-leave", outer_store()), int(os.environ["RANK"])
     with suppress(DistError):

@@ -45,7 +45,7 @@ _PRELOAD = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "assay.devices.cpu",
-    "assay.launch.joining",
+    "assay.launch.process_group",
 )
 
 # Of more output a log holds the begin and the end.

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from assay.counts import parse_count
 from assay.errors import UsageError
+from assay.option_ranges import parse_count
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from assay.counts import LARGEST_SEED, parse_count
 from assay.errors import MachineError, UsageError, name_some
 from assay.files import content_digest, file_digest, open_file
 from assay.models.micro.recipes import RECIPES, MicroRecipe, find_recipe, read_provenance
+from assay.option_ranges import LARGEST_SEED, parse_count
 from assay.watchdog import temporary_folder
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")

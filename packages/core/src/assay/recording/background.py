@@ -1,6 +1,6 @@
 """Writing a trace in the background, while the run waits for one copy of this rank's part of each tensor.
 
-`assay.offline.measuring.placed_parts` reads layouts: `d0[dp] d1[tp]` is a matrix with rows divided over
+`assay.comparison.measuring.placed_parts` reads layouts: `d0[dp] d1[tp]` is a matrix with rows divided over
 the mesh axis `dp`, and columns over `tp`.
 """
 

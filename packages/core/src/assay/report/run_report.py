@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.explain import (
+from assay.foreign_text import one_line
+from assay.judge.explain import (
     DecidingRows,
     Explanation,
     describe_cause,
@@ -14,7 +15,7 @@ from assay.comparing.explain import (
     find_deciding_rows,
     find_worst_rows,
 )
-from assay.comparing.wording import (
+from assay.judge.wording import (
     LEVEL_QUESTIONS,
     describe_error,
     describe_judged,
@@ -23,7 +24,6 @@ from assay.comparing.wording import (
     describe_sides,
     format_number,
 )
-from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.explain import describe_resolution
-from assay.comparing.wording import OUTCOME_SIGNS, describe_counts
 from assay.foreign_text import escape_markdown, markdown_block, one_line
+from assay.judge.explain import describe_resolution
+from assay.judge.wording import OUTCOME_SIGNS, describe_counts
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome
 

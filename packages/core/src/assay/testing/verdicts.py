@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.comparing.explain import explain_verdict, find_deciding_rows
-from assay.comparing.wording import describe_sides
+from assay.judge.explain import explain_verdict, find_deciding_rows
+from assay.judge.wording import describe_sides
 from assay.report.run_report import read_report
 from assay.verdicts import Measurement, Verdict
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from assay.comparing.limits import Limits, load_limits
-from assay.counts import LARGEST_SEED, require_count
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
+from assay.judge.limits import Limits, load_limits
 from assay.launch import RemoteFunction, call, world_of
 from assay.models.sources import resolve_model
+from assay.option_ranges import LARGEST_SEED, require_count
 from assay.runs import Progress
 from assay.runs.results import (
     CANDIDATE_FOLDER,

@@ -17,7 +17,7 @@ from assay.sites import Phase
 if TYPE_CHECKING:
     import torch
 
-    from assay.locating.ports import RankLayout
+    from assay.replay.ports import RankLayout
 
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from assay.comparing.coverage import Usage
 from assay.devices.run_string import parse_run
+from assay.judge.coverage import Usage
 from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.models.sources import RemoteCode
 from assay.sites import KeptFiles, Phase
@@ -16,7 +16,7 @@ from assay.training.protocol import Shapes, StepReport, TrainerTraits, TrainingP
 from assay.verdicts import Number, Record
 
 if TYPE_CHECKING:
-    from assay.locating.gradients import GradientScale, LabelDifference, ScaledStep
+    from assay.replay.gradients import GradientScale, LabelDifference, ScaledStep
 
 
 TRAINING_LIMITS = "training"

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from assay.comparison.check import CompareOptions, compare_dumps
+from assay.comparison.pairing.passes import find_passes
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.pairing.passes import find_passes
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from packages.core.tests.dump_writers.atb import write_operation

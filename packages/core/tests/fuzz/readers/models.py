@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.api.options import choose_sampling, read_generation_config
-from assay.comparing.limits import (
+from assay.inputs.batches import ModelLimits, load_prompts
+from assay.judge.limits import (
     PUBLISHED_METRICS,
     load_limits,
     read_clean_tokens,
     thresholds_file,
 )
-from assay.inputs.batches import ModelLimits, load_prompts
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import load_model
 from assay.models.sources import resolve_model

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from assay.comparing.wording import format_number
+from assay.judge.wording import format_number
 from assay.report.page.html import publish_one, publish_several, render_first_screen
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from assay.comparing.wording import format_number
+from assay.judge.wording import format_number
 from assay.report.page.html import publish_one
 from assay.report.page.tables import draw_table
 from assay.report.run_report import Report, read_report

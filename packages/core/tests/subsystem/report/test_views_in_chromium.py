@@ -6,7 +6,7 @@ from assay.report.page.html import publish_one
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.subsystem.report.opened_pages import Chromium
-from packages.core.tests.unit.offline.small_dumps import double_scale, judge, write
+from packages.core.tests.unit.comparison.small_dumps import double_scale, judge, write
 
 
 def test_tree_is_open_along_the_path_to_the_fault_and_read_with_the_keyboard(

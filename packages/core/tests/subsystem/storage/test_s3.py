@@ -11,8 +11,8 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import assay
+from assay.comparison.contents import describe_contents
 from assay.files import Url, parse_location
-from assay.offline.contents import describe_contents
 from assay.trace import RemoteCopy, Trace, list_names
 from assay.verdicts import Outcome
 

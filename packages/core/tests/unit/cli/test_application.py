@@ -9,9 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.application import explain, models_app, report
-from assay.comparing.wording import describe_diagnosis, load_diagnoses
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
+from assay.judge.wording import describe_diagnosis, load_diagnoses
 from assay.models import RECIPES
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from assay.comparing.judge import Judged
-from assay.comparing.results import PortResult
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.generate import float64_rerun
@@ -24,6 +22,8 @@ from assay.generate.float64_rerun import (
 from assay.generate.golden import GoldenSection
 from assay.generate.passes import run_forced
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
+from assay.judge.replays import Judged
+from assay.judge.results import PortResult
 from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.statistics import Statistic

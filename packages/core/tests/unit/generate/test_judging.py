@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.comparing.coverage import Usage
 from assay.devices.run_string import Run
 from assay.generate.golden import GenerateEvidence
 from assay.generate.judging import Judgement, judge_generation, merge_weight_facts, worst_of_ranks
 from assay.generate.spec import CandidateReport, GenerateCheck
 from assay.inputs import Batch
+from assay.judge.coverage import Usage
 from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.verdicts import Location, Measurement, Outcome, TokenPosition, Verdict
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.comparing import token_rows
-from assay.comparing.judge import FailedStage, Judged
-from assay.comparing.results import PortResult, ReplayResults
 from assay.generate.module_levels import _token_rows, describe_wrong_head
+from assay.judge import token_rows
+from assay.judge.replays import FailedStage, Judged
+from assay.judge.results import PortResult, ReplayResults
 from assay.metrics import PairSums, RowErrors
 from assay.stages import Stage
 from assay.verdicts import Measurement, Ratio, TokenPosition

@@ -25,10 +25,10 @@ from assay.generate.text_levels import SCORE_TOLERANCE, compare_scores
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.tensors import Boundary
 from assay.inputs import Batch
-from assay.locating.modules import Replayer
-from assay.locating.ports import BatchSource
 from assay.models import LoadedModel, load_model
 from assay.recording.modules import Recorder
+from assay.replay.modules import Replayer
+from assay.replay.ports import BatchSource
 from assay.trace import Trace, TraceWriter
 
 BOUNDARY = Boundary.exact_inputs_for(torch.float32)

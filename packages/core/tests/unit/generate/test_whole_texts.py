@@ -22,11 +22,11 @@ from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import Boundary
 from assay.inputs import Batch
-from assay.locating.ports import BatchSource
-from assay.locating.trace_views import StepwiseTrace
 from assay.models import load_model
 from assay.progress import SilentProgress
 from assay.recording.modules import Recorder
+from assay.replay.ports import BatchSource
+from assay.replay.trace_views import StepwiseTrace
 from assay.trace import Trace, TraceWriter
 
 UNROUNDED = Boundary(torch.float64, torch.float64)

@@ -26,7 +26,7 @@ def test_ranks_on_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_nobody_is_waited_for_where_no_work_was_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     stores: list[int] = []
-    monkeypatch.setattr("assay.launch.joining.outer_store", lambda: stores.append(1))
+    monkeypatch.setattr("assay.launch.process_group.outer_store", lambda: stores.append(1))
     leave_together()
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

@@ -24,8 +24,8 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from assay.comparison.measuring.placed_parts import place_declared
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.measuring.placed_parts import place_declared
 from assay.recording.background import BackgroundWriter, HostCopies, take_local
 from assay.recording.capture import capture
 from assay.sites import CallSite, Site

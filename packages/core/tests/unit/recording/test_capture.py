@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from assay.comparison.check import CompareOptions, compare_dumps
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.recording.limits import Ranges
 from assay.runs import SilentProgress

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from assay.comparison.check import CompareOptions, compare_dumps
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from assay.trace import Trace

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from assay.comparison.check import CompareOptions, compare_dumps
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from assay.trace import Trace

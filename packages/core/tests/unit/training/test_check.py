@@ -3,8 +3,8 @@ from typing import Any, get_args
 
 import pytest
 
-from assay.comparing.limits import load_limits
 from assay.errors import UsageError
+from assay.judge.limits import load_limits
 from assay.runs import SilentProgress
 from assay.statistics import METRICS, Statistic
 from assay.training.check import check_train, load_training_limits

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.levels import LevelResult, failed, not_compared
 from assay.files import read_sealed, write_sealed
+from assay.judge.levels import LevelResult, failed, not_compared
 from assay.launch import Rank, TimeLimits, World, WorldError, call
 from assay.runs import Progress
 from assay.runs.folders import locked

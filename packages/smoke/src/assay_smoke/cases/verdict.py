@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from assay.comparing.judge import Judged, describe_stages_level
-from assay.comparing.levels import (
+from assay.errors import name_some
+from assay.judge.levels import (
     LevelResult,
     failed,
     level_of,
@@ -17,8 +17,8 @@ from assay.comparing.levels import (
     passed,
     rows_of,
 )
-from assay.comparing.limits import Limits
-from assay.errors import name_some
+from assay.judge.limits import Limits
+from assay.judge.replays import Judged, describe_stages_level
 from assay.noise import TENSOR_FLOOR
 from assay.statistics import Statistic
 from assay.training.judging.diagnosis import diagnose_free_run

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.levels import Cause, LevelResult, conclude, not_run
-from assay.comparing.wording import OUTCOME_SIGNS
 from assay.errors import UsageError
 from assay.foreign_text import one_line
+from assay.judge.levels import Cause, LevelResult, conclude, not_run
+from assay.judge.wording import OUTCOME_SIGNS
 from assay.models.sources import RemoteCode
 from assay.output.console import new_table
 from assay.plugins import find_plugin_file

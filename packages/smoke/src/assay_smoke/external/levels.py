@@ -9,7 +9,9 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.levels import (
+from assay.devices.registry import open_device
+from assay.errors import name_some
+from assay.judge.levels import (
     EXACT_NUMBERS,
     LevelResult,
     failed,
@@ -18,8 +20,6 @@ from assay.comparing.levels import (
     passed,
     rows_of,
 )
-from assay.devices.registry import open_device
-from assay.errors import name_some
 from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed
-from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.errors import AssayError, name_some
+from assay.judge.levels import LevelResult, failed, not_compared, not_run, passed
+from assay.judge.limits import load_limits
 from assay.sites import Phase
 from assay.statistics import Statistic
 from assay.training.judging.free_run import relative_error_of_losses

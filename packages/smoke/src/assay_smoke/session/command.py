@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from assay.comparing.levels import failed
 from assay.devices.detection import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, UsageError
 from assay.files import DiskError, read_record, write_whole
+from assay.judge.levels import failed
 from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
 from assay.report.page.html import publish_one
 from assay.report.run_report import read_report

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from assay.verdicts import Number, Record
 
-# Problems of a parameter or buffer; `assay.comparing.loaded` has the words.
+# Problems of a parameter or buffer; `assay.judge.loaded` has the words.
 WeightProblem = Literal[
     "differs",  # its values are not those of the files
     "not-stored",  # neither the files nor the model's code make its values

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from jinja2 import Environment, Template
 
-from assay.comparing import wording as phrases
-from assay.comparing.explain import describe_resolution, over_limit
-from assay.comparing.wording import format_number
 from assay.files import DiskError, write_whole
+from assay.judge import wording as phrases
+from assay.judge.explain import describe_resolution, over_limit
+from assay.judge.wording import format_number
 from assay.output.pages import page_environment
 from assay.report.page.pictures import (
     MAX_CELLS,

@@ -13,14 +13,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from assay.comparing.explain import (
+from assay.foreign_text import one_line
+from assay.judge.explain import (
     Key,
     find_worst_rows,
     rank_by_ratio,
     severity,
 )
-from assay.comparing.wording import DIGITS, describe_pooling, describe_tokens, format_number
-from assay.foreign_text import one_line
+from assay.judge.wording import DIGITS, describe_pooling, describe_tokens, format_number
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.statistics import TOKEN_STATISTIC

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from assay.comparing.explain import find_worst_rows, over_limit, rank_of, shown_ratio
-from assay.comparing.wording import format_number
+from assay.judge.explain import find_worst_rows, over_limit, rank_of, shown_ratio
+from assay.judge.wording import format_number
 from assay.report.page.pictures import added_errors, keep_worst, layer_of, pack_labels, pack_numbers
 from assay.report.run_report import Report
 from assay.verdicts import Measurement

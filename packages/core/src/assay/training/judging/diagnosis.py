@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from assay.comparing.judge import FailedStage, Judged
-from assay.comparing.levels import DiagnosedFault
-from assay.comparing.results import PortResult
 from assay.errors import name_alike
-from assay.locating.gradients import LabelDifference, ScaledStep, was_read_scaled
+from assay.judge.levels import DiagnosedFault
+from assay.judge.replays import FailedStage, Judged
+from assay.judge.results import PortResult
 from assay.noise import error_beyond
+from assay.replay.gradients import LabelDifference, ScaledStep, was_read_scaled
 from assay.sites import Phase
 from assay.training.judging.evidence import (
     PARAMETER_PREFIX,

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from assay.comparing.coverage import (
+from assay.dtypes import float_format
+from assay.judge.coverage import (
     ComparedStages,
     CoverageParts,
     Usage,
     judge_coverage,
     notes_on_coverage,
 )
-from assay.comparing.judge import Allowances, FailedStage, Judged, judge_replay
-from assay.comparing.levels import describe_uncalled
-from assay.comparing.limits import Limits
-from assay.comparing.results import PortResult, ReplayResults, read_results
-from assay.dtypes import float_format
-from assay.locating.gradients import GradientScale
+from assay.judge.levels import describe_uncalled
+from assay.judge.limits import Limits
+from assay.judge.replays import Allowances, FailedStage, Judged, judge_replay
+from assay.judge.results import PortResult, ReplayResults, read_results
 from assay.metrics import PairSums, RowErrors
 from assay.noise import SLOPE_FLOOR, slope_ratio
+from assay.replay.gradients import GradientScale
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from assay.comparing.judge import Judged
-from assay.comparing.levels import DiagnosedFault, LevelResult, failed, not_run, passed
-from assay.comparing.results import PortResult
 from assay.dtypes import FORMATS, float_format
 from assay.errors import name_some
+from assay.judge.levels import DiagnosedFault, LevelResult, failed, not_run, passed
+from assay.judge.replays import Judged
+from assay.judge.results import PortResult
 from assay.noise import TENSOR_FLOOR
 from assay.sites import Phase
 from assay.stages import Stage

@@ -4,15 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.comparing.judge import (
-    FailedStage,
-    Judged,
-    describe_stages_level,
-    find_origin,
-    list_suspects,
-    rank_stages,
-)
-from assay.comparing.levels import (
+from assay.errors import name_some
+from assay.judge.levels import (
     EXACT_NUMBERS,
     LEVEL_OF_PHASE,
     DecidingNumbers,
@@ -25,8 +18,15 @@ from assay.comparing.levels import (
     notes_of,
     rows_of,
 )
-from assay.comparing.loaded import JudgedLoad, judge_load
-from assay.errors import name_some
+from assay.judge.loaded import JudgedLoad, judge_load
+from assay.judge.replays import (
+    FailedStage,
+    Judged,
+    describe_stages_level,
+    find_origin,
+    list_suspects,
+    rank_stages,
+)
 from assay.sites import Phase
 from assay.training.judging.diagnosis import (
     diagnose_free_run,

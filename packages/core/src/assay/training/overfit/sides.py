@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.comparing.coverage import Usage
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.judge.coverage import Usage
 from assay.launch import Rank
 from assay.models import count_parameters
 from assay.models.load import choose_threads

@@ -11,17 +11,17 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from assay.comparing.coverage import CoverageParts, judge_coverage, notes_on_coverage
-from assay.comparing.levels import (
+from assay.dtypes import float_format
+from assay.errors import name_some
+from assay.judge.coverage import CoverageParts, judge_coverage, notes_on_coverage
+from assay.judge.levels import (
     EXACT_NUMBERS,
     DecidingNumbers,
     DiagnosedFault,
     LevelResult,
     conclude,
 )
-from assay.comparing.limits import Limits
-from assay.dtypes import float_format
-from assay.errors import name_some
+from assay.judge.limits import Limits
 from assay.noise import TENSOR_FLOOR
 from assay.statistics import worst_error
 from assay.training.judging.evidence import location_of_parameter

@@ -20,14 +20,14 @@ from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.hooks.tensors import Boundary
 from assay.launch import Rank
-from assay.locating.gradients import GradientScale, LossScale, is_scaled_alike
-from assay.locating.trace_views import PackedBatch
 from assay.models import count_parameters, load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.models.inspect.report import LoadReport
 from assay.models.load import choose_threads
 from assay.plugins import load_object
 from assay.progress import advance_task
+from assay.replay.gradients import GradientScale, LossScale, is_scaled_alike
+from assay.replay.trace_views import PackedBatch
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import unwrapped_path

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.coverage import Usage
-from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
@@ -33,6 +31,8 @@ from assay.estimates import (
 )
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.tensors import Boundary
+from assay.judge.coverage import Usage
+from assay.judge.results import ReplayResults
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import (

@@ -13,8 +13,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.coverage import Usage
-from assay.comparing.results import attach_results
 from assay.errors import UsageError
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.gradient_taps import BoundaryHandler, GradientTaps
@@ -22,10 +20,12 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.row_positions import BatchPositions
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
-from assay.locating.gradients import GradientReplayer, LossScale
-from assay.locating.ports import BatchSource
-from assay.locating.trace_views import PackedBatch, PackedTrace, Segment
+from assay.judge.coverage import Usage
+from assay.judge.results import attach_results
 from assay.models.config_files import attention_of
+from assay.replay.gradients import GradientReplayer, LossScale
+from assay.replay.ports import BatchSource
+from assay.replay.trace_views import PackedBatch, PackedTrace, Segment
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import TraceWriter

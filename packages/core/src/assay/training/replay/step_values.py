@@ -17,13 +17,13 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from assay.comparing.results import PortResult, ReplayResults
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.hooks.suspension import suspended
 from assay.hooks.tensors import Boundary
-from assay.locating.gradients import LossScale
-from assay.locating.ports import RankLayout
+from assay.judge.results import PortResult, ReplayResults
+from assay.replay.gradients import LossScale
+from assay.replay.ports import RankLayout
 from assay.sites import CallSite, Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter

@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from assay.comparing.loaded import judge_load
+from assay.judge.loaded import judge_load
 from assay.models.inspect.report import LoadReport
 from assay.models.transformers_calls import quiet_transformers
 from assay.verdicts import Outcome

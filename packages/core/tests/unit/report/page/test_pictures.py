@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.wording import format_number
+from assay.judge.wording import format_number
 from assay.report.page import pictures
 from assay.report.page.pictures import (
     LogAxis,

@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from assay.comparing.coverage import Usage
-from assay.comparing.judge import Judged, find_origin, rank_stages
-from assay.comparing.levels import DiagnosedFault
-from assay.comparing.limits import Limits
-from assay.comparing.results import PortResult, ReplayResults
+from assay.judge.coverage import Usage
+from assay.judge.levels import DiagnosedFault
+from assay.judge.limits import Limits
+from assay.judge.replays import Judged, find_origin, rank_stages
+from assay.judge.results import PortResult, ReplayResults
 from assay.models.inspect.report import LoadReport
 from assay.sites import Phase
 from assay.stages import Stage

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.levels import DiagnosedFault, LevelResult
+from assay.judge.levels import DiagnosedFault, LevelResult
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
 from assay.training.reports import FreeRun, StateValue

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.gradients import GradientScale, ScaledStep
+from assay.replay.gradients import GradientScale, ScaledStep
 from assay.sites import Phase
 from assay.training.judging.diagnosis import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.judging.verdict import judge_training

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
-from assay.comparing.judge import FailedStage, Judged, rank_stages
+from assay.judge.replays import FailedStage, Judged, rank_stages
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.judging.evidence import (

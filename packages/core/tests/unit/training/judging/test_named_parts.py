@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from assay.comparing.explain import explain_verdict, find_deciding_rows
-from assay.locating.gradients import LabelDifference, ScaledStep
+from assay.judge.explain import explain_verdict, find_deciding_rows
+from assay.replay.gradients import LabelDifference, ScaledStep
 from assay.training.judging.verdict import judge_training
 from assay.training.reports import GradientShare, KeptGradients
 from assay.verdicts import Outcome

@@ -3,7 +3,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from assay.comparing.levels import DiagnosedFault
+from assay.judge.levels import DiagnosedFault
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import (
     find_unshared,

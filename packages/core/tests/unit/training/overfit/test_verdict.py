@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.coverage import Usage
-from assay.comparing.limits import Limits
+from assay.judge.coverage import Usage
+from assay.judge.limits import Limits
 from assay.training.overfit.verdict import (
     OverfitEvidence,
     judge_overfit,

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.comparing.results import read_results
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.tensors import Boundary
-from assay.locating.gradients import LossScale, ScaledStep
+from assay.judge.results import read_results
 from assay.recording.modules import Recorder
+from assay.replay.gradients import LossScale, ScaledStep
 from assay.trace import Trace, TraceWriter
 from assay.training.processes.free_run import step_until_made
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan

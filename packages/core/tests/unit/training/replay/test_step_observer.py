@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.trace_views import PackedBatch, Segment
+from assay.replay.trace_views import PackedBatch, Segment
 from assay.training.protocol import MicroBatch
 from assay.training.replay.step_observer import find_micro_batch, timeline_of, unpacked_labels
 from assay.training.replay.step_values import RunRows

@@ -1,0 +1,156 @@
+"""The comparison of two dumps, from their files to the verdict."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from assay.comparison.judging.model_folders import compare_quantized, judge_configs, open_quantized
+from assay.comparison.judging.rows import COLUMNS, list_measurements, list_tokens, make_table
+from assay.comparison.judging.verdict import judge_dumps
+from assay.comparison.measured_dumps import CompareOptions, MeasuredDumps, measure_dumps
+from assay.comparison.measuring.metrics import CustomMetric, load_metrics
+from assay.comparison.pairing.passes import find_passes
+from assay.comparison.replaying import Replayed, TrustedModel, replay_dump
+from assay.dumps.protocol import Dump
+from assay.dumps.recognizing import open_dump, readers
+from assay.errors import UsageError
+from assay.files import write_whole
+from assay.launch import on_first_rank
+from assay.output.tables import Table, format_table
+from assay.runs import Progress
+from assay.runs.results import write_results
+from assay.verdicts import Measurement, Verdict
+
+__all__ = ["CompareOptions", "Compared", "compare", "compare_dumps"]
+
+# Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.
+_OPTIONS_OF_TENSORS = {
+    "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map",
+    "order": "--order", "rank": "--rank",
+    "token_shift": "--token-shift", "limits": "--limits", "stats": "--stats", "metrics": "--metric",
+    "compat": "--compat", "table": "a table as --output",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result of a comparison."""
+
+    verdict: Verdict
+    measurements: Iterable[Measurement]
+    table: Table | None = None
+    """One row for each pair of tensors, if the user requested a table."""
+
+
+def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Verdict:
+    """Compare two dumps, and write verdict.json, measurements.jsonl and the requested table.
+
+    Under torchrun every rank calls this function. All ranks measure; the first one judges and writes.
+    """
+    _refuse_dump_as_model(comparison.model)
+    custom = load_metrics(comparison.metrics, COLUMNS)
+    with progress.step("reads the indexes"):
+        expected, actual = (
+            open_dump(path, comparison.format, comparison.model_name)
+            for path in (comparison.expected, comparison.actual)
+        )
+        noise = open_dump(comparison.noise) if comparison.noise else None
+    judge = _measure(comparison, expected, actual, progress, noise, custom)
+
+    def write() -> Verdict:
+        compared = judge()
+        verdict = write_results(compared.verdict, compared.measurements, folder, comparison.command)
+        if compared.table is not None and comparison.table is not None:
+            with progress.step(f"writes {comparison.table}"):
+                write_whole(comparison.table, format_table(compared.table, comparison.table.suffix))
+        return verdict
+
+    return on_first_rank(write)
+
+
+def compare_dumps(
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress, noise: Dump | None = None
+) -> Compared:  # fmt: skip
+    """Compare opened dumps. noise: the noise dump."""
+    return _measure(comparison, expected, actual, progress, noise, ())()
+
+
+def _measure(
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress,
+    noise: Dump | None, custom: Sequence[CustomMetric],
+) -> Callable[[], Compared]:  # fmt: skip
+    """Measure two dumps. Returns: a function that judges them, which only the first rank calls."""
+    weights = open_quantized(expected, actual)
+    if weights is not None:
+        _refuse_options_of_tensors(comparison)
+    else:
+        dumps = measure_dumps(comparison, expected, actual, progress, noise, custom)
+    sides = {
+        side: {"run": dump.name, "format": dump.format, **dump.provenance}
+        for side, dump in (("reference", expected), ("candidate", actual))
+    }
+
+    def judge() -> Compared:
+        if weights is not None:
+            problems = [
+                f"{one.name}: {text}" for one in (expected, actual) for text in one.problems
+            ]
+            compared = Compared(*compare_quantized(weights, comparison.allow_unmatched, problems))
+        else:
+            compared = _judge(dumps, progress, custom)
+        verdict = judge_configs(compared.verdict, expected, actual)
+        return replace(compared, verdict=verdict.model_copy(update=sides))
+
+    return judge
+
+
+def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetric]) -> Compared:
+    dumps = replace(dumps, replayed=_replay(dumps, progress))
+    verdict, judged = judge_dumps(dumps)
+    table = None
+    if dumps.comparison.table is not None:
+        names = [one.name for one in custom]
+        table = make_table(dumps.measured.pairs, *dumps.pairing.series_of, judged, names)
+    tokens, notes = list_tokens(dumps, judged)
+    verdict = verdict.model_copy(update={"notes": [*verdict.notes, *notes]})
+    return Compared(verdict, chain(list_measurements(judged), tokens), table)
+
+
+def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
+    """Replay the inputs of ACTUAL with --model, if the user named one."""
+    comparison, actual = dumps.comparison, dumps.actual
+    if comparison.model is None:
+        return None
+    with progress.step(f"replays {actual.name} with {comparison.model}"):
+        trusted = TrustedModel(comparison.model, comparison.remote_code)
+        passes = find_passes(actual, comparison.rank)
+        return replay_dump(trusted, actual, passes, dumps.dtype, dumps.limits)
+
+
+def _refuse_dump_as_model(model: str | None) -> None:
+    """Raise UsageError if --model names a dump."""
+    path = Path(model or "")
+    if model is None or not path.exists() or (path / "config.json").exists():
+        return
+    for reader in readers():
+        if reader.recognize(path):
+            raise UsageError(
+                f"--model {model} is a dump ({reader.name}): name the model that made it, a folder with"
+                " config.json, a hub name or micro:RECIPE"
+            )
+
+
+def _refuse_options_of_tensors(comparison: CompareOptions) -> None:
+    """Raise UsageError for options that do not apply to quantized weights."""
+    default = CompareOptions(comparison.expected, comparison.actual)
+    given = [
+        option
+        for name, option in _OPTIONS_OF_TENSORS.items()
+        if getattr(comparison, name) != getattr(default, name)
+    ]
+    if given:
+        raise UsageError(
+            "one side is a quantized model folder, so only weights are compared:"
+            f" leave out {', '.join(given)}"
+        )

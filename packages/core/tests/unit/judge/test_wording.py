@@ -1,0 +1,122 @@
+"""The digits of every message, and an explanation of every diagnosis."""
+
+import math
+from typing import get_args
+
+import pytest
+
+from assay.errors import UsageError
+from assay.judge.wording import (
+    describe_diagnosis,
+    format_against,
+    format_number,
+    list_diagnoses,
+    load_diagnoses,
+)
+from assay.verdicts import Diagnosis, Outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.041, "4.1e-2"),
+        (0.0084, "8.4e-3"),
+        (1e-300, "1e-300"),
+        (0.1, "0.1"),
+        (0.09996, "0.1"),
+        (0.5871, "0.587"),
+        (1.0, "1.0"),
+        (3.0, "3.0"),
+        (1.364, "1.36"),
+        (14.62, "14.6"),
+        (10.0, "10.0"),
+        (518.4, "518"),
+        (100.0, "100"),
+        (9994.0, "9990"),
+        (9999.0, "1e4"),
+        (1.234e6, "1.23e6"),
+        (-0.25, "-0.25"),
+        (-3e-5, "-3e-5"),
+        (0.0, "0"),
+        (5e-324, "4.94e-324"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_padding(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_a_ratio_just_over_its_limit_is_printed_as_larger() -> None:
+    assert format_against(3.004, 3.0) == ("3.004", "3.0")
+    assert format_against(3.0000004, 3.0) == ("3.0000004", "3.0")
+
+
+def test_numbers_that_differ_visibly_keep_three_digits() -> None:
+    assert format_against(14.62, 3.0) == ("14.6", "3.0")
+
+
+def test_equal_numbers_are_printed_alike() -> None:
+    assert format_against(3.0, 3.0) == ("3.0", "3.0")
+
+
+def test_nan_beside_a_limit_is_printed() -> None:
+    assert format_against(math.nan, 3.0) == ("nan", "3.0")
+
+
+PASSING = {"near-tie", "representation-difference", "below-resolution"}
+
+
+def test_every_diagnosis_of_a_verdict_has_an_entry_and_no_other_has() -> None:
+    assert set(load_diagnoses()) == set(get_args(Diagnosis))
+
+
+def test_each_entry_goes_with_the_verdict_of_the_contract() -> None:
+    passing = {n for n, entry in load_diagnoses().items() if entry.verdict is Outcome.PASS}
+    failing = {n for n, entry in load_diagnoses().items() if entry.verdict is Outcome.FAIL}
+    assert passing == PASSING
+    assert failing == set(get_args(Diagnosis)) - PASSING
+
+
+def test_each_entry_says_what_it_means_why_and_what_to_do() -> None:
+    for name, entry in load_diagnoses().items():
+        texts = [entry.summary, entry.meaning, entry.advice, *entry.causes]
+        assert entry.causes, name
+        for text in texts:
+            assert text.strip(), name
+            assert "  " not in text.strip(), name
+            assert "\n" not in text.strip(), name
+
+
+def test_a_diagnosis_is_described_whole() -> None:
+    assert describe_diagnosis("near-tie") == (
+        "near-tie (PASS): another token was chosen between two that are equally likely.\n"
+        "\n"
+        "Greedy decoding chose another token where the reference's two best logits differ by less "
+        "than the noise of this dtype. Either choice is right, and the texts differ after it.\n"
+        "\n"
+        "Typical causes: two nearly equal logits, ordinary rounding.\n"
+        "\n"
+        "What to do next: No action is needed. Later levels used teacher forcing, which continues "
+        "after this token."
+    )
+
+
+def test_a_misspelt_diagnosis_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        describe_diagnosis("modul-error")
+    assert str(caught.value) == "unknown diagnosis 'modul-error'; did you mean module-error?"
+
+
+def test_an_unknown_diagnosis_names_all() -> None:
+    with pytest.raises(UsageError, match=r"^unknown diagnosis 'xyzzy'; known: module-error, non-f"):
+        describe_diagnosis("xyzzy")
+
+
+def test_the_list_holds_name_verdict_and_summary() -> None:
+    assert list_diagnoses()[0] == (
+        "module-error",
+        "FAIL",
+        "one module computes something else from the same inputs",
+    )
