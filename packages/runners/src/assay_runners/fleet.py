@@ -224,9 +224,9 @@ class GitHub(Entry):
         return "./" if self.is_enterprise_server else "$/"
 
     @property
-    def check_action(self) -> str:
-        """The action of check.yml. "./" would be a file of the repository that calls it."""
-        action = ".github/actions/check"
+    def job_action(self) -> str:
+        """The action of repository.yml. "./" would be a file of the repository that calls it."""
+        action = ".github/actions/job"
         if self.is_enterprise_server:
             return f"{self.repository}/{action}@{self.protected_ref}"
         return f"{self.own}{action}"

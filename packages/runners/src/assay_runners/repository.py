@@ -33,7 +33,6 @@ _NAMING_FILES = (
     ".github/CODEOWNERS",
     ".github/*/*.yml",
     "examples/events/*.json",
-    "examples/other_repository/.github/workflows/*.yml",
     "docs/runners.md",
 )
 # zizmor advises "$/", which GitHub Enterprise Server does not know.
@@ -111,9 +110,9 @@ def read_cards(options: Sequence[str]) -> dict[str, list[int]]:
 
 def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
     """List the patterns and the new texts of the files that name a setting."""
-    on_a_branch = _ON_A_BRANCH if "@" in new.check_action else ""
+    on_a_branch = _ON_A_BRANCH if "@" in new.job_action else ""
     return {
-        r"(?<=- uses: )\S+/actions/check\b.*": f"{new.check_action}{on_a_branch}",
+        r"(?<=- uses: )\S+/actions/job\b.*": f"{new.job_action}{on_a_branch}",
         r"(?<=uses: )[$.]/(?=\.github/)": new.own,
         # Except where the original is cloned.
         rf"(?<!clone https://github\.com/)\b{re.escape(old.repository)}\b": new.repository,

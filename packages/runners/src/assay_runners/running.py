@@ -16,14 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError, UsageError
+from assay.ci.results import WORST_FIRST, find_contradiction, outermost, read_reports
+from assay.errors import UsageError
 from assay.files import write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.report.page.html import render_page
-from assay.report.run_report import Report, read_report
 from assay.report.text_formats import render_markdown
 from assay.runs import Progress
-from assay.runs.results import read_verdict
+from assay.runs.results import VERDICT_FILE
 from assay.verdicts import Outcome
 from assay_runners.fleet import Fleet, read_fleet
 from assay_runners.planning import (
@@ -70,7 +70,7 @@ class SessionResult:
             return ""
         if not self.files:
             return "it did nothing: no result was left"
-        return next(filter(None, map(_find_contradiction, self.runs)), "")
+        return next(filter(None, map(find_contradiction, self.runs)), "")
 
     @property
     def outcome(self) -> Outcome:
@@ -80,10 +80,7 @@ class SessionResult:
     @property
     def runs(self) -> list[Path]:
         """The folders with a verdict, without those inside another run."""
-        folders = [file.parent for file in self.files if file.name == "verdict.json"]
-        return [
-            folder for folder in folders if not any(other in folder.parents for other in folders)
-        ]
+        return outermost(file.parent for file in self.files if file.name == VERDICT_FILE)
 
 
 @dataclass(frozen=True)
@@ -134,19 +131,6 @@ class Checkout:
         return {path: path.stat().st_mtime_ns for path in self.root.glob(f"runs/{pattern}")}
 
 
-def _find_contradiction(run: Path) -> str:
-    """Say why the verdict of a run contradicts the success of its session; "" if it does not.
-
-    On a laptop, a session may succeed although something was not compared; a job may not.
-    """
-    name = str(run).rpartition("/runs/")[2]
-    try:
-        outcome = read_verdict(run).verdict
-    except AssayError as error:
-        return f"{name} has no verdict that can be read: {str(error).splitlines()[0]}"
-    return "" if outcome is Outcome.PASS else f"{name} says {outcome.value}"
-
-
 def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:
     """Run all sessions of `job` between two health checks. On a sick machine none runs."""
     sick = _find_sickness(job, fleet, checkout)
@@ -183,9 +167,6 @@ def _find_sickness(job: MachineJob, fleet: Fleet, checkout: Checkout) -> str:
     return reason.removeprefix(_SICKNESS_PREFIX)
 
 
-_WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
-
-
 def summarize_job(result: JobResult, sha: str, enter: str = "") -> str:
     """Write Markdown: the result of each session, the environment, and every run's report, worst first.
 
@@ -201,7 +182,8 @@ def summarize_job(result: JobResult, sha: str, enter: str = "") -> str:
     if result.sick_before:
         reason = markdown_code(result.sick_before)
         blocks.append(f"Nothing ran: {reason}. Another machine may succeed.")
-    reports, unreadable = _read_reports(result.sessions)
+    runs = chain.from_iterable(session.runs for session in result.sessions)
+    reports, unreadable = read_reports(runs)
     if result.sessions:
         blocks.append(_table(result.sessions))
     if reports:
@@ -242,18 +224,6 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
     return "\n".join(lines)
 
 
-def _read_reports(sessions: tuple[SessionResult, ...]) -> tuple[list[Report], list[str]]:
-    """Read the reports of all runs, worst first. Returns: also a sentence for each unreadable run."""
-    reports, unreadable = [], []
-    for folder in chain.from_iterable(session.runs for session in sessions):
-        try:
-            reports.append(read_report(folder))
-        except AssayError as error:
-            unreadable.append(f"{markdown_code(folder.name)}: {markdown_code(str(error))}")
-    reports.sort(key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
-    return reports, unreadable
-
-
 PAGE_FILE, CLONE, SUMMARY_FILE = "index.html", "clone", "summary.md"
 
 
@@ -272,7 +242,7 @@ class RehearsedJob:
     @property
     def outcome(self) -> Outcome | None:
         """FAIL if a session failed; None if the job did not start."""
-        return min((one.outcome for one in self.sessions), key=_WORST_FIRST.index, default=None)
+        return min((one.outcome for one in self.sessions), key=WORST_FIRST.index, default=None)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import typer
 from assay.api import checks
 from assay.api.options import Option
 from assay.cli.capture import CaptureCommand, capture
+from assay.cli.ci import ci_app, init
 from assay.cli.derived_commands import derive_command, with_options
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
@@ -45,6 +46,7 @@ check_app = typer.Typer(help="Check a model against a reference.", no_args_is_he
 models_app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one again.")
 app.add_typer(check_app, name="check")
 app.add_typer(models_app, name="models")
+app.add_typer(ci_app, name="ci")
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
@@ -369,6 +371,9 @@ def report(
     markdown: Annotated[
         Path | None, Option("Append a Markdown summary to this file, as for a job summary.")
     ] = None,
+    junit: Annotated[
+        Path | None, Option("Write the verdicts and levels to this file as JUnit XML.", "FILE.xml")
+    ] = None,
     as_json: Annotated[
         bool, Option("Print the verdict, or a list of them, and nothing else.")
     ] = False,
@@ -377,7 +382,9 @@ def report(
 
     The exit code is that of the worst verdict.
     """
+    from assay.files import write_whole
     from assay.output.console import open_console
+    from assay.report.junit import make_suite, render_junit
     from assay.report.page.html import append_summary, publish_one, publish_several
     from assay.report.run_report import read_report
     from assay.report.text_formats import print_index, print_report, render_markdown_of
@@ -392,6 +399,9 @@ def report(
         print_index(reports, console, publish_several(reports, output))
     if markdown is not None:
         append_summary(markdown, render_markdown_of(reports))
+    if junit is not None:
+        suites = [make_suite(each, each.folder.resolve().name) for each in reports]
+        write_whole(junit, render_junit(suites))
     if as_json:
         texts = [format_verdict(each.verdict).rstrip() for each in reports]
         print_text(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
@@ -422,6 +432,9 @@ def explain(
     for name, verdict, summary in list_diagnoses():
         table.add_row(name, verdict, summary)
     console.print(table)
+
+
+app.command("init")(init)
 
 
 @models_app.command("list")

@@ -1,5 +1,6 @@
-"""HTML pages from templates."""
+"""Pages and text files from templates."""
 
+import json
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,6 +22,20 @@ def page_environment(templates: Path) -> Environment:
         lstrip_blocks=True,
         finalize=_escape_value,
     )
+
+
+def text_environment(templates: Path) -> Environment:
+    """Make the environment of templates for TOML and YAML. The filter `quoted` writes a value."""
+    environment = Environment(
+        loader=FileSystemLoader(templates),
+        autoescape=False,  # noqa: S701 - not HTML
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = json.dumps
+    return environment
 
 
 def _escape_value(value: object) -> object:

@@ -282,7 +282,7 @@ class _Words:
         self._names = {
             **github.model_dump(),
             "own": github.own,
-            "check_action": github.check_action,
+            "job_action": github.job_action,
         }
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
 

@@ -143,13 +143,17 @@ def publish_several(reports: list[Report], output: Path | None = None) -> Path:
     Returns: the path of the index.
     Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
     """
-    folder = RunFolder.create("report", output)
+    return write_index(reports, RunFolder.create("report", output).path)
+
+
+def write_index(reports: list[Report], folder: Path) -> Path:
+    """Write each run's page to its folder, and an index of all to `folder`. Returns: its path."""
     link_of = {}
     for report in reports:
         page = publish_one(report)
-        link_of[report.folder] = quote(Path(os.path.relpath(page, folder.path)).as_posix())
+        link_of[report.folder] = quote(Path(os.path.relpath(page, folder)).as_posix())
     worst_first = sorted(reports, key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
-    return folder.write_text(INDEX_FILE, render_index(worst_first, link_of))
+    return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of))
 
 
 def append_summary(path: Path, text: str) -> None:

@@ -1,0 +1,206 @@
+"""`assay.toml`: the machines of a repository, and the commands of assay that check it.
+
+Every entry of a tier becomes one command. Its keys are the options of that command, so a new option
+needs no change here.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.files import UnreadableFileError, read_toml_record
+
+FILE = "assay.toml"
+
+Tier = Literal["check", "smoke", "expectations", "bench"]
+TIERS: tuple[Tier, ...] = ("check", "smoke", "expectations", "bench")
+
+# The value of a key in an entry: an option, a repeated option, or a flag.
+Value = str | int | float | bool | list[str]
+Entry = dict[str, Value]
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+_Words = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Machine(_Table):
+    """A runner of the repository's CI, by the name that labels use."""
+
+    runs_on: _Words = Field(alias="runs-on")
+    """The labels by which GitHub finds the runner."""
+    run: str
+    """The device and dtype to judge."""
+    cards: int | None = Field(None, ge=1)
+    """The number of devices that cases of smoke may use. Default: all."""
+    start: Literal["label", "commit"] = "label"
+    """What starts its jobs: a label, or every commit of a pull request and of the default branch."""
+    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)] = ("check", "smoke", "expectations")
+    minutes: int = Field(60, ge=1, le=360)
+    """The time limit of a job. GitHub ends every job after 360."""
+    pip_index: str = Field("", alias="pip-index")
+    """One more package index, as that of torch's builds for the machine."""
+
+
+class Configuration(_Table):
+    """The content of `assay.toml`."""
+
+    label: _Name = "assay"
+    """The part of a label before its colon: `assay:nvidia`."""
+    install: tuple[str, ...] = ()
+    """Arguments of `pip install` that give a job the repository's own packages."""
+    machines: dict[_Name, Machine] = Field(min_length=1)
+    load: tuple[Entry, ...] = ()
+    generate: tuple[Entry, ...] = ()
+    train: tuple[Entry, ...] = ()
+    smoke: tuple[Entry, ...] = ()
+    data: tuple[Entry, ...] = ()
+    expectations: tuple[Entry, ...] = ()
+    bench: tuple[Entry, ...] = ()
+
+    def find(self, name: str) -> Machine:
+        """Find a machine by its name. Raises: UsageError if there is none."""
+        if name not in self.machines:
+            raise UsageError(f"{FILE}: {suggest('machine', name, self.machines)}")
+        return self.machines[name]
+
+    def with_run(self, name: str, run: str) -> "Configuration":
+        """Return the same with another device and dtype for a machine. Raises: UsageError."""
+        machine = self.find(name).model_copy(update={"run": str(parse_run(run))})
+        return self.model_copy(update={"machines": {**self.machines, name: machine}})
+
+
+def suggest(what: str, name: str, known: Iterable[str]) -> str:
+    """Say that there is no such machine or tier, and name the nearest, or all."""
+    names = list(known)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.6)
+    rest = f"nearest is {nearest[0]}" if nearest else f"there are {', '.join(names)}"
+    return f"there is no {what} {name!r}; {rest}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a job."""
+
+    tier: Tier
+    name: str
+    """Unique in the job, and the name of its folder."""
+    words: tuple[str, ...]
+    """The words after `assay`, without `--output`."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The command that an entry of one table becomes."""
+
+    tier: Tier
+    command: tuple[str, ...]
+    positional: str = ""
+    """The key that is the command's argument."""
+    run_option: str = ""
+    """The option that takes the machine's RUN."""
+    distribution: str = "assay-core"
+
+
+_KINDS = {
+    "load": _Kind("check", ("check", "load"), "model", "--run"),
+    "generate": _Kind("check", ("check", "generate"), "model", "--candidate"),
+    "train": _Kind("check", ("check", "train"), "model", "--candidate"),
+    "smoke": _Kind("smoke", ("smoke", "run"), "case", "--device", "assay-smoke"),
+    "data": _Kind("smoke", ("smoke", "data"), "model", "", "assay-smoke"),
+    "expectations": _Kind("expectations", ("expect", "verify"), "folder", "--run", "assay-expectations"),
+    "bench": _Kind("bench", ("bench", "run"), "", "--run", "assay-bench"),
+}  # fmt: skip
+
+
+def read_configuration(root: Path) -> Configuration:
+    """Read the `assay.toml` of a repository. Raises: UsageError that names the key and its fault."""
+    path = root / FILE
+    if not path.is_file():
+        raise UsageError(f"{root} has no {FILE}: `assay init` writes one")
+    try:
+        read = read_toml_record(Configuration, path)
+    except UnreadableFileError as error:
+        raise UsageError(str(error)) from None
+    for name, machine in read.machines.items():
+        try:
+            parse_run(machine.run)
+        except UsageError as error:
+            raise UsageError(f"{path}: machines.{name}.run: {error}") from None
+    return read
+
+
+def list_steps(configuration: Configuration, name: str, tier: str = "") -> tuple[Step, ...]:
+    """List the commands of a job on the machine `name`, tier by tier.
+
+    tier: the one tier to run. "": those of the machine.
+    Raises: UsageError for an unknown machine or tier, or a wrong entry.
+    """
+    machine = configuration.find(name)
+    if tier and tier not in TIERS:
+        raise UsageError(suggest("tier", tier, TIERS))
+    tiers = (tier,) if tier else machine.tiers
+    steps = [step for step in _steps(configuration, machine) if step.tier in tiers]
+    return tuple(sorted(steps, key=lambda step: TIERS.index(step.tier)))
+
+
+def list_distributions(steps: Iterable[Step]) -> list[str]:
+    """List the packages of assay that these commands need."""
+    by_command = {kind.command[0]: kind.distribution for kind in _KINDS.values()}
+    return list(dict.fromkeys(["assay-core", *(by_command[step.words[0]] for step in steps)]))
+
+
+def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:
+    for table, kind in _KINDS.items():
+        entries: tuple[Entry, ...] = getattr(configuration, table)
+        for number, entry in enumerate(entries, start=1):
+            where = f"{FILE}: entry {number} of {table}"
+            name = table if len(entries) == 1 else f"{table}-{number}"
+            options = _with_defaults(table, kind, entry, machine)
+            baseline = options.pop("baseline", None) if table == "bench" else None
+            yield Step(kind.tier, name, (*kind.command, *_words_of(kind, options, where)))
+            if baseline is not None:
+                yield Step(
+                    kind.tier, f"{name}-compare", ("bench", "compare", str(baseline), f"{{{name}}}")
+                )
+
+
+def _with_defaults(table: str, kind: _Kind, entry: Entry, machine: Machine) -> Entry:
+    """Add what the machine decides to the options of an entry; the entry's own go first."""
+    options = dict(entry)
+    option = kind.run_option.removeprefix("--")
+    if option and option not in options:
+        run = parse_run(machine.run)
+        options[option] = run.device if option == "device" else machine.run
+    if table in ("generate", "train") and not {"reference", "golden"} & set(options):
+        options["reference"] = "cpu/float32"
+    if table == "smoke" and machine.cards and "cards" not in options:
+        options["cards"] = machine.cards
+    return options
+
+
+def _words_of(kind: _Kind, options: Mapping[str, Value], where: str) -> Iterator[str]:
+    """Write the options as words of a command line, its argument first."""
+    if kind.positional in options:
+        given = options[kind.positional]
+        yield from [str(one) for one in given] if isinstance(given, list) else [str(given)]
+    for key, value in options.items():
+        if key == kind.positional:
+            continue
+        if key in ("output", "json", "help"):
+            raise UsageError(f"{where}: a job chooses {key!r} itself")
+        if isinstance(value, bool):
+            if not value:
+                raise UsageError(f"{where}: leave {key!r} out instead of setting it to false")
+            yield f"--{key}"
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            yield from (f"--{key}" if len(key) > 1 else f"-{key}", str(one))

@@ -1,0 +1,103 @@
+"""The three files by which a repository is checked: `assay.toml` and two workflows."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from assay.ci.configuration import FILE
+from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.files import read_text
+from assay.output.pages import text_environment
+
+ASSAY = "assay-project/assay"
+
+_TEMPLATES = {
+    FILE: "assay.toml.j2",
+    ".github/workflows/assay.yml": "assay.yml.j2",
+    ".github/workflows/assay-labels.yml": "assay-labels.yml.j2",
+}
+_MACHINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)=(?P<runners>[^@\s]+)@(?P<run>\S+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# Without a model of its own, a repository checks a small one: its device and libraries are tested.
+_NO_MODEL = "micro:llama"
+
+
+@dataclass(frozen=True)
+class NewMachine:
+    """A machine to write into `assay.toml`."""
+
+    name: str
+    runs_on: Sequence[str]
+    run: str
+    start: str = "label"
+
+
+_HOSTED = NewMachine("cpu", ["ubuntu-24.04"], "cpu/bfloat16", "commit")
+
+
+def read_machine(option: str) -> NewMachine:
+    """Read NAME=RUNNER[,RUNNER...]@RUN, such as "nvidia=self-hosted,h100@cuda/bfloat16".
+
+    Raises: UsageError.
+    """
+    found = _MACHINE.fullmatch(option)
+    if found is None:
+        raise UsageError(
+            f"--machine {option}: write NAME=RUNNER@DEVICE/DTYPE; a name has letters, digits and dashes"
+        )
+    parse_run(found["run"])
+    return NewMachine(found["name"], found["runners"].split(","), found["run"])
+
+
+def find_models(root: Path) -> list[str]:
+    """Find the folders of models below `root`: those with a config.json and weights."""
+    found = []
+    for file in sorted(root.glob("**/config.json")):
+        folder = file.parent.relative_to(root)
+        is_hidden = any(part.startswith(".") for part in folder.parts)
+        if not is_hidden and any(file.parent.glob("*.safetensors")):
+            found.append(folder.as_posix())
+    return found
+
+
+def make_files(
+    root: Path, machines: Sequence[NewMachine], branch: str, commit: str
+) -> dict[Path, str]:
+    """Make the texts of the files for the repository in `root`. Returns: each by its path.
+
+    machines: besides the hosted CPU, which checks every commit.
+    branch: the default branch; "": the current one.
+    commit: of assay, 40 hexadecimal digits; "": the tag of this version.
+    Raises: UsageError if a file exists or a value is wrong.
+    """
+    if existing := [name for name in _TEMPLATES if (root / name).exists()]:
+        raise UsageError(f"{root} already has {', '.join(existing)}: edit it, or remove it first")
+    if commit and not _COMMIT.fullmatch(commit):
+        raise UsageError(f"--commit {commit}: write all 40 digits of a commit of {ASSAY}")
+    names = [machine.name for machine in (*machines, _HOSTED)]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"--machine: {', '.join(doubled)} is given twice, or is the hosted CPU")
+    tag = f"v{version('assay-core')}"
+    values = {
+        "machines": [*machines, _HOSTED],
+        "models": find_models(root) or [_NO_MODEL],
+        "label": "assay",
+        "install": ["--editable", "."] if (root / "pyproject.toml").is_file() else [],
+        "branch": branch or _current_branch(root),
+        "repository": ASSAY,
+        "commit": commit or tag,
+        "comment": f" # {tag}" if commit else "",
+    }
+    templates = text_environment(Path(__file__).with_name("templates"))
+    return {
+        root / name: templates.get_template(template).render(values)
+        for name, template in _TEMPLATES.items()
+    }
+
+
+def _current_branch(root: Path) -> str:
+    head = read_text(root / ".git/HEAD").strip()
+    return head.removeprefix("ref: refs/heads/") if head.startswith("ref: ") else "main"

@@ -1,0 +1,116 @@
+"""The jobs of a repository that an event of GitHub starts."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.ci.configuration import TIERS, Configuration, list_steps, suggest
+from assay.errors import UsageError
+from assay.files import read_json_object
+from assay.foreign_text import one_line
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job on one machine."""
+
+    target: str
+    """The machine's name in `assay.toml`."""
+    tier: str
+    """The one tier to run; "" for those of the machine."""
+    runs_on: tuple[str, ...]
+    minutes: int
+    pip_index: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs that an event starts, or the reason why it starts none."""
+
+    event: str
+    """The event in words: "label assay:nvidia"."""
+    jobs: tuple[Job, ...] = ()
+    nothing: str = ""
+    """Why no job was asked for; "" if one was."""
+    refused: str = ""
+    """What is wrong with the request; "" if nothing is."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
+        return {"schema": 1, **asdict(self)}
+
+
+def plan_label(configuration: Configuration, label: str) -> Plan:
+    """Plan the jobs that a label starts: PREFIX:MACHINE, or PREFIX:MACHINE/TIER.
+
+    Case is ignored, as GitHub does. A label with another prefix asks for nothing.
+    """
+    event = f"label {one_line(label)}"
+    prefix, colon, target = label.strip().casefold().partition(":")
+    if prefix != configuration.label or not colon:
+        return Plan(event, nothing=f"the labels that start a job begin with {configuration.label}:")
+    name, slash, tier = target.partition("/")
+    if name not in configuration.machines:
+        return Plan(event, refused=suggest("machine", name, configuration.machines))
+    if slash and tier not in TIERS:
+        return Plan(event, refused=suggest("tier", tier, TIERS))
+    if not list_steps(configuration, name, tier):
+        return Plan(event, refused=f"assay.toml has no entries for {target} to run")
+    return Plan(event, (_make_job(configuration, name, tier),))
+
+
+def plan_commit(configuration: Configuration, event: str) -> Plan:
+    """Plan the jobs that every commit starts."""
+    jobs = tuple(
+        _make_job(configuration, name)
+        for name, machine in configuration.machines.items()
+        if machine.start == "commit" and list_steps(configuration, name)
+    )
+    return Plan(event, jobs, "" if jobs else 'no machine has start = "commit"')
+
+
+def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan:
+    """Plan the jobs of the workflow run that GitHub describes in `variables`.
+
+    Raises: UsageError outside a workflow run.
+    """
+    path = variables.get("GITHUB_EVENT_PATH")
+    if not path:
+        raise UsageError("no event: name a label, as in `assay ci plan assay:nvidia`")
+    payload = read_json_object(Path(path))
+    given = payload.get("label" if payload.get("action") == "labeled" else "inputs")
+    label = given.get("name") or given.get("label") if isinstance(given, dict) else None
+    if label:
+        return plan_label(configuration, str(label))
+    return plan_commit(configuration, one_line(variables.get("GITHUB_EVENT_NAME", "commit")))
+
+
+def describe_plan(configuration: Configuration, plan: Plan) -> str:
+    """List each job with its machine and commands, or say why there is none."""
+    lines = [plan.event]
+    for job in plan.jobs:
+        lines.append(f"  {job.target}: a job on a runner with {', '.join(job.runs_on)}")
+        lines += [
+            f"    {step.tier}: {shlex.join(('assay', *step.words))}"
+            for step in list_steps(configuration, job.target, job.tier)
+        ]
+    if plan.refused:
+        lines.append(f"  refused: {plan.refused}")
+    elif plan.nothing:
+        lines.append(f"  nothing to do: {plan.nothing}")
+    return "\n".join(lines)
+
+
+def write_outputs(plan: Plan, variables: Mapping[str, str]) -> None:
+    """Set the output `jobs` of a workflow's step, a JSON list. Outside a workflow run, do nothing."""
+    if path := variables.get("GITHUB_OUTPUT"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"jobs={json.dumps([asdict(job) for job in plan.jobs])}\n")
+
+
+def _make_job(configuration: Configuration, name: str, tier: str = "") -> Job:
+    machine = configuration.machines[name]
+    return Job(name, tier, machine.runs_on, machine.minutes, machine.pip_index)

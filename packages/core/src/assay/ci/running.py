@@ -1,0 +1,152 @@
+"""A job on a machine: its commands, tier by tier, and what they left."""
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from assay.ci.configuration import Step
+from assay.ci.results import find_contradiction, find_runs, read_reports
+from assay.files import write_whole
+from assay.foreign_text import escape_markdown, markdown_block
+from assay.output.streams import print_error
+from assay.report.junit import Case, Problem, Suite, make_suite, render_junit
+from assay.report.page.html import write_index
+from assay.report.run_report import Report
+from assay.report.text_formats import render_markdown_of
+from assay.verdicts import Outcome
+
+JUNIT_FILE, SUMMARY_FILE = "junit.xml", "summary.md"
+
+_WORDS = {0: "PASS", 1: "FAIL", 2: "error", 3: "NOT_COMPARED"}
+_ERROR = 2
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The end of one command."""
+
+    step: Step
+    words: tuple[str, ...]
+    """The words after `assay`, with `--output`."""
+    folder: Path
+    """Where it wrote its verdict."""
+    code: int
+    """0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED."""
+    seconds: float
+    failure: str = ""
+    """Why it does not pass; "" if it does."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The end of a job."""
+
+    target: str
+    results: tuple[StepResult, ...]
+    not_started: tuple[Step, ...] = ()
+    """The commands of the tiers after one that does not pass."""
+
+    @property
+    def exit_code(self) -> int:
+        """The code of the worst command: 2, then 1, then 3, then 0."""
+        codes = {result.code for result in self.results}
+        return next(code for code in (2, 1, 3, 0) if code in codes)
+
+
+def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> JobResult:
+    """Run the commands of a job in `root`. A tier starts if those before it pass.
+
+    steps: in the order of their tiers; at least one.
+    folder: an absolute path; each command writes into a folder below it.
+    """
+    results: list[StepResult] = []
+    not_started: list[Step] = []
+    for _, tier in groupby(steps, lambda step: step.tier):
+        if any(result.code for result in results):
+            not_started += tier
+        else:
+            results += [_run_step(step, root, folder) for step in tier]
+    return JobResult(target, tuple(results), tuple(not_started))
+
+
+def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
+    own = folder / step.name
+    words = (*(_fill(word, folder) for word in step.words), "--output", str(own))
+    print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "assay.cli", *words], cwd=root, check=False)
+    code, failure = _judge(done.returncode, own)
+    return StepResult(step, words, own, code, time.monotonic() - started, failure)
+
+
+def _judge(exit_code: int, folder: Path) -> tuple[int, str]:
+    """Return the code of a command, and why it does not pass. A success needs a verdict."""
+    if exit_code:
+        code = exit_code if exit_code in _WORDS else _ERROR
+        return code, f"{_WORDS[code]}, exit code {exit_code}"
+    if not (runs := find_runs(folder)):
+        return _ERROR, "it left no verdict"
+    failure = next(filter(None, map(find_contradiction, runs)), "")
+    return (_ERROR if failure else 0), failure
+
+
+def _fill(word: str, folder: Path) -> str:
+    """Replace `{NAME}` by the folder of the step NAME."""
+    return str(folder / word[1:-1]) if word.startswith("{") and word.endswith("}") else word
+
+
+def write_job(job: JobResult, folder: Path) -> str:
+    """Write the summary, the JUnit file and the page of all runs into `folder`. Returns: the summary."""
+    runs = {run: result for result in job.results for run in find_runs(result.folder)}
+    reports, unreadable = read_reports(runs)
+    if reports:
+        write_index(reports, folder)
+    write_whole(folder / JUNIT_FILE, render_junit(_list_suites(job, reports, folder)))
+    summary = "\n\n".join(_summarize(job, reports, unreadable)) + "\n"
+    write_whole(folder / SUMMARY_FILE, summary)
+    return summary
+
+
+def _summarize(job: JobResult, reports: list[Report], unreadable: list[str]) -> Iterator[str]:
+    """Yield blocks of Markdown: each command's result, how to repeat failures, and all reports."""
+    yield f"# {escape_markdown(job.target)}: {_WORDS[job.exit_code]}"
+    lines = ["| tier | command | result | time |", "|---|---|---|--:|"]
+    for result in job.results:
+        words = result.failure or "PASS"
+        lines.append(
+            f"| {result.step.tier} | {result.step.name} | {escape_markdown(words)} | {result.seconds:.0f} s |"
+        )
+    lines += [f"| {step.tier} | {step.name} | not started | |" for step in job.not_started]
+    yield "\n".join(lines)
+    if failed := [result.words for result in job.results if result.code]:
+        commands = "\n".join(shlex.join(("assay", *words)) for words in failed)
+        yield "To repeat what does not pass:\n\n" + markdown_block(commands)
+    yield from unreadable
+    if reports:
+        yield render_markdown_of(reports).rstrip()
+
+
+def _list_suites(job: JobResult, reports: list[Report], folder: Path) -> Iterator[Suite]:
+    cases = [_make_case(result) for result in job.results]
+    waiting = [
+        Case(f"{step.tier}: {step.name}", "error", "not started: an earlier tier does not pass")
+        for step in job.not_started
+    ]
+    yield Suite(job.target, cases + waiting)
+    for report in reports:
+        parts = report.folder.relative_to(folder).parts
+        yield make_suite(report, ".".join((job.target, *parts)))
+
+
+def _make_case(result: StepResult) -> Case:
+    name = f"{result.step.tier}: {result.step.name}"
+    if not result.code:
+        return Case(name, seconds=result.seconds)
+    problem: Problem = "failure" if _WORDS[result.code] == Outcome.FAIL else "error"
+    command = shlex.join(("assay", *result.words))
+    return Case(name, problem, result.failure, command, result.seconds)

@@ -1,0 +1,205 @@
+"""`assay init` and `assay ci`: check another repository in its CI."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.api.options import Option
+from assay.ci.configuration import Step
+from assay.cli.derived_commands import with_options
+from assay.errors import MachineError, UsageError
+from assay.output.streams import print_error, print_text
+
+ci_app = typer.Typer(no_args_is_help=True, help="Check this repository as its assay.toml says.")
+
+_Root = Annotated[Path, Option("The repository, with its assay.toml.", "DIR")]
+_Machine = Annotated[str, Option("A machine of assay.toml.", "MACHINE")]
+_Tier = Annotated[str, Option("Run this tier alone: check, smoke, expectations, bench.", "TIER")]
+
+
+@with_options
+def init(
+    *,
+    machine: Annotated[
+        list[str] | None,
+        Option(
+            "The labels of a runner, and what to judge there; repeatable.", "NAME=LABEL[,LABEL]@RUN"
+        ),
+    ] = None,
+    branch: Annotated[str, Option("The default branch. Default: the current one.", "NAME")] = "",
+    commit: Annotated[
+        str, Option("The commit of assay to pin. Default: the tag of this version.", "SHA")
+    ] = "",
+    yes: Annotated[bool, Option("Do not ask before writing.")] = False,
+    root: Annotated[Path, Option("The repository.", "DIR")] = Path(),
+) -> None:
+    """Let a repository check its models and its trainer in its CI: assay.toml and two workflows.
+
+    Nothing else is touched, and no existing file is replaced.
+
+    Example: assay init --machine nvidia=my-h100@cuda/bfloat16
+
+    Exit code: 0; 2 if a file exists, or nothing was written.
+    """
+    from assay.ci.initializing import make_files, read_machine
+    from assay.files import write_whole
+
+    if not (root / ".git").exists():
+        raise UsageError(f"{root.resolve()} is not the root of a git repository")
+    machines = [read_machine(option) for option in machine or []]
+    files = make_files(root, machines, branch, commit)
+    for path, text in files.items():
+        print_error(f"{path}: {len(text.splitlines())} lines")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("nothing was written: without a terminal, add --yes")
+        if not typer.confirm("Write these files?", err=True):
+            raise UsageError("nothing was written")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    first = machines[0].name if machines else "cpu"
+    print_text(f"Next: edit assay.toml, then `assay ci plan assay:{first}`")
+
+
+@ci_app.command()
+@with_options
+def plan(
+    context: typer.Context,
+    label: Annotated[
+        str, Option("The label of a pull request. Default: the event of the workflow run.", "LABEL")
+    ] = "",
+    *,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
+    root: _Root = Path(),
+) -> None:
+    """Show the jobs that a label or the event of a workflow run starts.
+
+    Each command's options are checked. Machines are read from assay.toml in --root.
+
+    Example: assay ci plan assay:nvidia
+
+    Exit code: 0, also if there is nothing to do; 2 if the label or assay.toml is wrong.
+    """
+    from assay.ci import planning
+    from assay.ci.configuration import FILE, list_steps, read_configuration
+    from assay.report.page.html import append_summary
+
+    if not label and os.environ.get("GITHUB_OUTPUT") and not (root / FILE).is_file():
+        # The pull request that adds it: machines are read from its base.
+        planning.write_outputs(planning.Plan(""), os.environ)
+        print_text(f"nothing to do: the base of this pull request has no {FILE}")
+        return
+    read = read_configuration(root)
+    chosen = planning.plan_label(read, label) if label else planning.plan_run(read, os.environ)
+    for job in chosen.jobs:
+        _require_valid(list_steps(read, job.target, job.tier), context.find_root().command)
+    planning.write_outputs(chosen, os.environ)
+    explained = planning.describe_plan(read, chosen)
+    print_text(json.dumps(chosen.to_json(), indent=1) if as_json else explained)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        from assay.foreign_text import markdown_block
+
+        append_summary(Path(summary), f"{markdown_block(explained)}\n")
+    if chosen.refused:
+        raise typer.Exit(2)
+
+
+@ci_app.command()
+@with_options
+def install(
+    machine: _Machine,
+    *,
+    tier: _Tier = "",
+    root: _Root = Path(),
+) -> None:
+    """Install into this Python what the commands of a machine need, and the repository's own packages.
+
+    The packages of assay get the version of this one. The arguments in `install` of assay.toml go to pip.
+
+    Example: assay ci install nvidia
+
+    Exit code: 0; 2 if pip fails.
+    """
+    from importlib.metadata import version
+
+    from assay.ci.configuration import list_distributions, list_steps, read_configuration
+
+    read = read_configuration(root)
+    of_assay = list_distributions(list_steps(read, machine, tier))
+    pinned = [f"{name}=={version('assay-core')}" for name in of_assay]
+    words = [sys.executable, "-m", "pip", "install", *pinned, *read.install]
+    if code := subprocess.run(words, cwd=root, check=False).returncode:
+        raise MachineError(f"pip failed with exit code {code}: {' '.join(words[1:])}")
+
+
+@ci_app.command()
+@with_options
+def run(
+    context: typer.Context,
+    machine: _Machine,
+    *,
+    tier: _Tier = "",
+    judged: Annotated[
+        str,
+        typer.Option(
+            "--run", metavar="RUN", help="Judge this instead: cpu/bfloat16 rehearses a job."
+        ),
+    ] = "",
+    output: Annotated[Path | None, Option("Default: runs/<time>-ci-run.", "DIR")] = None,
+    root: _Root = Path(),
+) -> None:
+    """Run the job of a machine here, tier by tier, and summarize it.
+
+    A tier starts if those before it pass. The folder gets a page of all runs, summary.md, and junit.xml
+    for CI systems; on GitHub, the job gets the summary.
+
+    Example: assay ci run nvidia --run cpu/bfloat16
+
+    Exit code: that of the worst command: 2 usage or environment error, 1 FAIL, 3 not everything could
+    be compared, 0 PASS.
+    """
+    from assay.ci.configuration import list_steps, read_configuration
+    from assay.ci.running import run_steps, write_job
+    from assay.report.page.html import INDEX_FILE, append_summary
+    from assay.runs import RunFolder
+
+    read = read_configuration(root)
+    if judged:
+        read = read.with_run(machine, judged)
+    steps = list_steps(read, machine, tier)
+    if not steps:
+        raise UsageError(f"assay.toml has no entries for {machine} to run")
+    _require_valid(steps, context.find_root().command)
+    folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
+    job = run_steps(machine, steps, root, folder)
+    summary = write_job(job, folder)
+    print_text(summary)
+    print_error(f"page: {folder / INDEX_FILE}")
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        append_summary(Path(path), summary)
+    raise typer.Exit(job.exit_code)
+
+
+def _require_valid(steps: Sequence[Step], application: Any) -> None:  # noqa: ANN401 - of click
+    """Parse the options of all commands without running them. Raises: UsageError for a wrong one.
+
+    application: the command `assay`.
+    """
+    for step in steps:
+        command = application
+        words = list(step.words)
+        while hasattr(command, "commands") and words and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        try:
+            command.make_context(words[0] if words else "", words)
+        except Exception as error:
+            if not hasattr(error, "format_message"):
+                raise
+            raise UsageError(f"assay.toml: {step.name}: {error.format_message()}") from None

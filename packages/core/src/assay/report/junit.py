@@ -1,0 +1,88 @@
+"""Reports as JUnit XML, which CI systems show as tests.
+
+A suite is a run, and a test is one of its levels. NOT_COMPARED is an error, never a skipped test: many
+readers count a skipped test as a pass.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree import ElementTree as ET
+
+from assay.foreign_text import escape_controls, one_line
+from assay.report.run_report import LadderRung, Report
+from assay.verdicts import Outcome
+
+Problem = Literal["failure", "error", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A test."""
+
+    name: str
+    problem: Problem | None = None
+    message: str = ""
+    """The problem in one line."""
+    details: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tests of one run."""
+
+    name: str
+    cases: Sequence[Case]
+
+
+def render_junit(suites: Iterable[Suite]) -> str:
+    """Render the suites as one XML document."""
+    root = ET.Element("testsuites", name="assay")
+    for suite in suites:
+        problems = [case.problem for case in suite.cases]
+        counts = {
+            "tests": len(problems),
+            "failures": problems.count("failure"),
+            "errors": problems.count("error"),
+            "skipped": problems.count("skipped"),
+        }
+        element = ET.SubElement(root, "testsuite", name=_as_xml(one_line(suite.name)))
+        element.attrib.update({name: str(count) for name, count in counts.items()})
+        for case in suite.cases:
+            element.append(_render_case(suite, case))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def make_suite(report: Report, name: str) -> Suite:
+    """Make the suite of a run: a case for its verdict, and one for each level."""
+    verdict, words = report.verdict, report.explanation
+    whole = Case("verdict", _PROBLEMS[verdict.verdict], one_line(words.headline), words.message)
+    return Suite(name, [whole, *map(_make_case, report.ladder)])
+
+
+_PROBLEMS: dict[Outcome, Problem | None] = {
+    Outcome.PASS: None, Outcome.FAIL: "failure", Outcome.NOT_COMPARED: "error",
+}  # fmt: skip
+
+
+def _make_case(rung: LadderRung) -> Case:
+    cells, outcome = rung.cells, rung.level.verdict
+    problem: Problem | None = _PROBLEMS[outcome] if outcome else "skipped"
+    return Case(cells["level"], problem, cells["worst"] if problem else "")
+
+
+def _render_case(suite: Suite, case: Case) -> ET.Element:
+    names = {"classname": _as_xml(one_line(suite.name)), "name": _as_xml(one_line(case.name))}
+    element = ET.Element("testcase", names, time=f"{case.seconds:.3f}")
+    if case.problem:
+        message = _as_xml(one_line(case.message))
+        problem = ET.SubElement(element, case.problem, message=message)
+        problem.text = _as_xml(escape_controls(case.details)) or None
+    return element
+
+
+def _as_xml(text: str) -> str:
+    """Replace the two characters that XML forbids besides controls. Source: XML 1.0, 2.2."""
+    return text.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")

@@ -1,0 +1,143 @@
+"""What the entries of assay.toml become."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.ci.configuration import (
+    Configuration,
+    Step,
+    list_distributions,
+    list_steps,
+    read_configuration,
+)
+from assay.errors import UsageError
+
+MACHINE = '[machines.box]\nruns-on = ["my-box"]\nrun = "sim:fp8/bfloat16"\n'
+
+
+def read(folder: Path, text: str) -> Configuration:
+    (folder / "assay.toml").write_text(text, encoding="utf-8")
+    return read_configuration(folder)
+
+
+def words_of(folder: Path, entry: str, tier: str = "") -> list[str]:
+    return [" ".join(step.words) for step in list_steps(read(folder, MACHINE + entry), "box", tier)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("[[load]]\nmodel = 'm'", "check load m --run sim:fp8/bfloat16"),
+        (
+            "[[generate]]\nmodel = 'm'\nlevel = 'logits'",
+            "check generate m --level logits --candidate sim:fp8/bfloat16 --reference cpu/float32",
+        ),
+        (
+            "[[generate]]\nmodel = 'm'\ngolden = 'g'",
+            "check generate m --golden g --candidate sim:fp8/bfloat16",
+        ),
+        (
+            "[[train]]\nmodel = 'm'\nlora = true\nsteps = 2\ncandidate = 'cpu/float16'",
+            "check train m --lora --steps 2 --candidate cpu/float16 --reference cpu/float32",
+        ),
+        (
+            "[[smoke]]\ncase = ['command:a.toml', 'b']\nk = 'lora'",
+            "smoke run command:a.toml b -k lora --device sim:fp8",
+        ),
+        ("[[data]]\ncollator = 'c.py:C'", "smoke data --collator c.py:C"),
+        (
+            "[[data]]\nfeatures = ['a', 'b']",
+            "smoke data --features a --features b",
+        ),
+        ("[[expectations]]\nfolder = 'e'", "expect verify e --run sim:fp8/bfloat16"),
+    ],
+)
+def test_an_entry_becomes_a_command_for_the_machine(tmp_path: Path, entry: str, words: str) -> None:
+    assert words_of(tmp_path, entry) == [words]
+
+
+def test_a_bench_with_a_baseline_is_also_compared(tmp_path: Path) -> None:
+    entry = "[[bench]]\nmodel = 'm'\nbaseline = 'b'"
+    assert words_of(tmp_path, entry) == []  # not among a machine's tiers by default
+    assert words_of(tmp_path, entry, "bench") == [
+        "bench run --model m --run sim:fp8/bfloat16",
+        "bench compare b {bench}",
+    ]
+
+
+def test_a_job_runs_its_tiers_in_their_order(tmp_path: Path) -> None:
+    text = "[[expectations]]\nfolder = 'e'\n[[smoke]]\ncase = 's'\n[[load]]\nmodel = 'm'\n[[load]]\nmodel = 'n'"
+    steps = list_steps(read(tmp_path, MACHINE + text), "box")
+    named = [(step.tier, step.name) for step in steps]
+    assert named == [
+        ("check", "load-1"), ("check", "load-2"), ("smoke", "smoke"), ("expectations", "expectations"),
+    ]  # fmt: skip
+    assert list_distributions(steps) == ["assay-core", "assay-smoke", "assay-expectations"]
+    assert list_distributions(steps[:2]) == ["assay-core"]
+
+
+def test_a_machine_has_its_own_tiers_and_number_of_cards(tmp_path: Path) -> None:
+    text = (
+        MACHINE + "tiers = ['smoke']\ncards = 4\n[[load]]\nmodel = 'm'\n[[smoke]]\ncoverage = 'one'"
+    )
+    assert list_steps(read(tmp_path, text), "box") == (
+        Step(
+            "smoke", "smoke",
+            ("smoke", "run", "--coverage", "one", "--device", "sim:fp8", "--cards", "4"),
+        ),
+    )  # fmt: skip
+
+
+def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
+    configuration = read(tmp_path, MACHINE + "[[load]]\nmodel = 'm'").with_run("box", "cpu/float16")
+    (step,) = list_steps(configuration, "box")
+    assert step.words == ("check", "load", "m", "--run", "cpu/float16")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label = 'a b'\n" + MACHINE, "label"),
+        ("machines = {}", "machines"),
+        ("[machines.box]\nruns-on = []\nrun = 'cpu/float32'", "runs-on"),
+        ("[machines.box]\nruns-on = ['a']\nrun = 'cpu'", "machines.box.run"),
+        ("[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'", "machines"),
+        (MACHINE + "minutes = 361", "minutes"),
+        (MACHINE + "tiers = ['smok']", "tiers"),
+        (MACHINE + "[[lod]]\nmodel = 'm'", "lod"),
+        (MACHINE + "x = ", "assay.toml"),
+    ],
+)
+def test_a_wrong_key_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("output = 'x'", "entry 1 of load: a job chooses 'output' itself"),
+        ("x = false", "leave 'x' out instead of setting it to false"),
+    ],
+)
+def test_an_entry_that_no_command_can_have_is_refused(
+    tmp_path: Path, entry: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        words_of(tmp_path, f"[[load]]\nmodel = 'm'\n{entry}")
+
+
+def test_an_unknown_machine_and_tier_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    configuration = read(tmp_path, MACHINE)
+    with pytest.raises(UsageError, match="no machine 'bax'; nearest is box"):
+        list_steps(configuration, "bax")
+    with pytest.raises(
+        UsageError, match="no tier 'zzz'; there are check, smoke, expectations, bench"
+    ):
+        list_steps(configuration, "box", "zzz")
+
+
+def test_a_repository_without_the_file_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`assay init` writes one"):
+        read_configuration(tmp_path)

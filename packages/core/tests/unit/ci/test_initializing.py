@@ -1,0 +1,123 @@
+"""The files that `assay init` writes, and what they mean to the planner."""
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from assay.ci.configuration import list_steps, read_configuration
+from assay.ci.initializing import find_models, make_files, read_machine
+from assay.ci.planning import plan_label
+from assay.errors import UsageError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository whose only branch is `trunk`."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/trunk\n", encoding="utf-8")
+    return tmp_path
+
+
+def write(root: Path, *machines: str, commit: str = "") -> dict[str, str]:
+    files = make_files(root, [read_machine(one) for one in machines], "", commit)
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return {path.name: text for path, text in files.items()}
+
+
+def test_the_written_configuration_starts_each_machine(root: Path) -> None:
+    write(root, "box=self-hosted,my-box@sim:fp8/bfloat16")
+    configuration = read_configuration(root)
+    (job,) = plan_label(configuration, "assay:box").jobs
+    assert (job.target, job.runs_on) == ("box", ("self-hosted", "my-box"))
+    (step,) = list_steps(configuration, "box")
+    assert step.words == (
+        "check", "generate", "micro:llama", "--candidate", "sim:fp8/bfloat16", "--reference",
+        "cpu/float32",
+    )  # fmt: skip
+    assert configuration.find("cpu").start == "commit"
+
+
+def test_models_and_the_package_of_the_repository_are_found(root: Path) -> None:
+    for name in ("models/a", "models/b", ".cache/c", "docs"):
+        (root / name).mkdir(parents=True)
+        (root / name / "config.json").touch()
+    for name in ("models/a", "models/b", ".cache/c"):
+        (root / name / "model.safetensors").touch()
+    (root / "pyproject.toml").touch()
+    assert find_models(root) == ["models/a", "models/b"]
+    write(root)
+    configuration = read_configuration(root)
+    assert [entry["model"] for entry in configuration.generate] == ["models/a", "models/b"]
+    assert configuration.install == ("--editable", ".")
+
+
+def test_every_commented_example_is_valid(root: Path) -> None:
+    text = write(root)["assay.toml"]
+    commented = re.sub(r"(?m)^# (?=\[\[|[a-z-]+ = )", "", text)
+    (root / "assay.toml").write_text(commented, encoding="utf-8")
+    assert set(tomllib.loads(commented)) >= {"train", "smoke", "data", "expectations", "bench"}
+    names = [step.name for step in list_steps(read_configuration(root), "cpu")]
+    assert names == ["generate", "train", "smoke", "data", "expectations"]
+
+
+def test_workflows_name_the_branch_and_the_release_or_a_commit(root: Path) -> None:
+    called = "assay-project/assay/.github/workflows/repository.yml"
+    workflow = write(root)["assay.yml"]
+    assert 'branches: ["trunk"]' in workflow
+    assert f"uses: {called}@v{version('assay-core')}\n" in workflow
+    for path in root.rglob("assay*.*"):
+        path.unlink()
+    pinned = write(root, commit=COMMIT)["assay.yml"]
+    assert f"uses: {called}@{COMMIT} # v{version('assay-core')}\n" in pinned
+
+
+def test_each_workflow_has_at_most_40_lines(root: Path) -> None:
+    files = write(root, "a=b@cpu/float32")
+    assert {name for name, text in files.items() if len(text.splitlines()) > 40} == set()
+    assert len(files) == 3
+
+
+@pytest.mark.parametrize("name", ["assay.toml", ".github/workflows/assay.yml"])
+def test_an_existing_file_is_never_replaced(root: Path, name: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).touch()
+    with pytest.raises(UsageError, match=f"already has {re.escape(name)}"):
+        make_files(root, [], "", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("box", "write NAME=RUNNER@DEVICE/DTYPE"),
+        ("Box=a@cpu/float32", "write NAME=RUNNER@DEVICE/DTYPE"),
+        ("box=a", "write NAME=RUNNER@DEVICE/DTYPE"),
+        ("box=a@cpu", "cpu"),
+        ("box=a@cpu/int4", "int4"),
+    ],
+)
+def test_a_wrong_machine_is_refused(option: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_machine(option)
+
+
+@pytest.mark.parametrize(
+    ("machines", "commit", "message"),
+    [
+        (["a=b@cpu/float32", "a=c@cpu/float32"], "", "a is given twice"),
+        (["cpu=b@cpu/float32"], "", "cpu is given twice, or is the hosted CPU"),
+        ([], "0123", "write all 40 digits"),
+    ],
+)
+def test_wrong_values_write_nothing(
+    root: Path, machines: list[str], commit: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        write(root, *machines, commit=commit)
+    assert [path.name for path in root.iterdir()] == [".git"]

@@ -1,0 +1,100 @@
+"""A job runs its commands tier by tier, and no success stands without a verdict."""
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from assay.ci.configuration import Step
+from assay.ci.running import JUNIT_FILE, SUMMARY_FILE, JobResult, run_steps, write_job
+from packages.core.tests.unit.report.sample_runs import Sample, write_sample
+
+LOAD = Step("check", "load", ("check", "load", "m"))
+GENERATE = Step("check", "generate", ("check", "generate", "m"))
+SMOKE = Step("smoke", "smoke", ("smoke", "run"))
+BENCH = Step("bench", "bench", ("bench", "run"))
+COMPARE = Step("bench", "bench-compare", ("bench", "compare", "base", "{bench}"))
+
+Run = Callable[..., JobResult]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs steps whose command exits with a code, after it wrote a verdict."""
+
+    def run_fake(
+        steps: Sequence[Step], codes: Mapping[str, int], verdicts: Mapping[str, str] | None = None
+    ) -> JobResult:
+        def start(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            folder = Path(words[words.index("--output") + 1])
+            kind = (verdicts or {}).get(folder.name, "clean")
+            if kind != "none":
+                faulty = "model.layers.2.mlp" if kind == "faulty" else None
+                write_sample(folder / "inner", Sample(num_layers=3, faulty_module=faulty))
+            return subprocess.CompletedProcess(words, codes.get(folder.name, 0))
+
+        monkeypatch.setattr("subprocess.run", start)
+        return run_steps("box", steps, tmp_path, tmp_path)
+
+    return run_fake
+
+
+def test_a_job_passes_if_all_its_commands_do(run: Run, tmp_path: Path) -> None:
+    job = run([LOAD, GENERATE, SMOKE], {})
+    assert job.exit_code == 0
+    assert [result.failure for result in job.results] == ["", "", ""]
+    assert job.results[0].words == ("check", "load", "m", "--output", str(tmp_path / "load"))
+
+
+def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path: Path) -> None:
+    job = run([LOAD, GENERATE, SMOKE], {"load": 1}, {"load": "faulty"})
+    assert [result.step for result in job.results] == [LOAD, GENERATE]
+    assert job.not_started == (SMOKE,)
+    assert job.exit_code == 1
+    summary = write_job(job, tmp_path)
+    assert summary == (tmp_path / SUMMARY_FILE).read_text(encoding="utf-8")
+    lines = summary.splitlines()
+    assert lines[0] == "# box: FAIL"
+    assert "| smoke | smoke | not started | |" in lines
+    assert f"assay check load m --output {tmp_path / 'load'}" in lines
+    root = ET.parse(tmp_path / JUNIT_FILE).getroot()  # noqa: S314 - written above
+    problems = [(case.attrib["name"], [one.tag for one in case]) for case in root[0]]
+    assert problems == [
+        ("check: load", ["failure"]), ("check: generate", []), ("smoke: smoke", ["error"]),
+    ]  # fmt: skip
+    assert [suite.attrib["name"] for suite in root[1:]] == ["box.load.inner", "box.generate.inner"]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "expected", "failure"),
+    [
+        (0, "none", 2, "it left no verdict"),
+        (0, "faulty", 2, "inner says FAIL"),
+        (1, "faulty", 1, "FAIL, exit code 1"),
+        (3, "clean", 3, "NOT_COMPARED, exit code 3"),
+        (2, "none", 2, "error, exit code 2"),
+        (137, "clean", 2, "error, exit code 137"),
+        (-9, "clean", 2, "error, exit code -9"),
+    ],
+)
+def test_the_end_of_a_command_is_judged(
+    run: Run, code: int, verdict: str, expected: int, failure: str
+) -> None:
+    job = run([LOAD], {"load": code}, {"load": verdict})
+    assert [(result.code, result.failure) for result in job.results] == [(expected, failure)]
+    assert job.exit_code == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((3, 1), 1), ((1, 2), 2), ((3, 0), 3), ((0, 0), 0)]
+)
+def test_the_worst_code_is_that_of_the_job(run: Run, codes: tuple[int, int], expected: int) -> None:
+    job = run([LOAD, GENERATE], dict(zip(("load", "generate"), codes, strict=True)))
+    assert job.exit_code == expected
+
+
+def test_a_command_gets_the_folder_of_an_earlier_one(run: Run, tmp_path: Path) -> None:
+    result = run([BENCH, COMPARE], {}).results[1]
+    assert result.words[:4] == ("bench", "compare", "base", str(tmp_path / "bench"))

@@ -1,0 +1,68 @@
+"""Verdicts as JUnit XML, read back by a parser."""
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from assay.report.junit import Case, Suite, make_suite, render_junit
+from assay.report.run_report import read_report
+from assay.verdicts import Outcome
+from packages.core.tests.unit.report.sample_runs import (
+    Sample,
+    sample_verdict,
+    write_hostile_sample,
+    write_sample,
+    write_sample_verdict,
+)
+
+
+def parse(*suites: Suite) -> ET.Element:
+    return ET.fromstring(render_junit(suites))  # noqa: S314 - written above
+
+
+def problems_of(suite: Suite) -> dict[str, str]:
+    cases = parse(suite).iter("testcase")
+    return {case.attrib["name"]: case[0].tag if len(case) else "passed" for case in cases}
+
+
+def test_a_failed_run_is_a_failed_test_for_its_verdict_and_its_level(tmp_path: Path) -> None:
+    suite = make_suite(read_report(write_sample(tmp_path, Sample())), "box.generate")
+    assert problems_of(suite) == {
+        "verdict": "failure", "inputs": "passed", "tokens": "passed", "logits": "passed",
+        "modules": "failure", "sampler": "skipped",
+    }  # fmt: skip
+    (element,) = parse(suite)
+    counted = {name: element.attrib[name] for name in ("tests", "failures", "errors", "skipped")}
+    assert counted == {"tests": "6", "failures": "2", "errors": "0", "skipped": "1"}
+    failure = element.find("testcase/failure")
+    assert failure is not None
+    assert "model.layers.2.mlp.down_proj" in failure.attrib["message"]
+    assert "14.6" in str(failure.text)
+
+
+def test_a_clean_run_has_no_failures(tmp_path: Path) -> None:
+    report = read_report(write_sample(tmp_path, Sample(faulty_module=None)))
+    assert "failure" not in problems_of(make_suite(report, "a")).values()
+
+
+def test_what_was_not_compared_is_an_error(tmp_path: Path) -> None:
+    write_sample(tmp_path, Sample(faulty_module=None))
+    verdict = sample_verdict(Sample(faulty_module=None))
+    levels = verdict.levels | {
+        "logits": verdict.levels["logits"].model_copy(
+            update={"verdict": Outcome.NOT_COMPARED, "reason": "no logits"}
+        )
+    }
+    changed = verdict.model_copy(update={"verdict": Outcome.NOT_COMPARED, "levels": levels})
+    write_sample_verdict(changed, tmp_path)
+    found = problems_of(make_suite(read_report(tmp_path), "a"))
+    assert (found["verdict"], found["logits"], found["tokens"]) == ("error", "error", "passed")
+
+
+@pytest.mark.parametrize("text", ["<b>&\"'", "a\x00b\x1b[2J", "]]>", "a\ufffeb"])
+def test_foreign_text_stays_text(tmp_path: Path, text: str) -> None:
+    whole = make_suite(read_report(write_hostile_sample(tmp_path, text)), text)
+    cases = list(parse(whole, Suite("b", [Case(text, "error", text, text, 1.5)])).iter("testcase"))
+    assert len(cases) == len(whole.cases) + 1
+    assert cases[-1].attrib["time"] == "1.500"
