@@ -99,7 +99,7 @@ def check(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def release(session: nox.Session) -> None:
-    """Build all packages into dist, then check a model with the wheels alone. `-- 3.11 3.14`."""
+    """Build the published packages into dist, then check a model with the wheels alone. `-- 3.11 3.14`."""
     release_packages(session)
 
 

@@ -1,4 +1,4 @@
-"""Builds the distributions of all packages from a clean clone, and tries their wheels."""
+"""Builds the distributions of the published packages from a clean clone, and tries their wheels."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import nox
 
 from environments.shared import (
-    PACKAGES,
+    PUBLISHED,
     ROOT,
     Environment,
     install_release_tools,
@@ -22,7 +22,7 @@ _TAG = "refs/tags/"
 
 
 def release_packages(session: nox.Session) -> None:
-    """Build all packages, then run the self-test and each package's command with nothing but their wheels.
+    """Build the published packages, then run the self-test and each package's command with nothing but their wheels.
 
     The session's arguments are versions of Python; by default the one that runs nox.
     """
@@ -37,7 +37,7 @@ def release_packages(session: nox.Session) -> None:
         environment = wheel_environment(session, python, sorted(DISTRIBUTIONS.glob("*.whl")))
         with TemporaryDirectory() as folder, session.chdir(folder):
             environment.run(session, "assay.cli", "selftest")
-            for command in ("bench", "expect", "runners", "smoke"):
+            for command in ("bench", "expect", "smoke"):
                 environment.run(session, "assay.cli", command, "--help")
 
 
@@ -64,7 +64,7 @@ def build_distributions(session: nox.Session, tools: Environment) -> None:
         clone = Path(folder) / "assay"
         options = ("--quiet", "--no-hardlinks")
         session.run("git", "clone", *options, str(ROOT), str(clone), external=True)
-        for name in PACKAGES:
+        for name in PUBLISHED:
             package = clone / "packages" / name
             shutil.copy(clone / "LICENSE", package)
             words = ("--no-isolation", "--outdir", str(DISTRIBUTIONS), str(package))

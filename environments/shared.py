@@ -35,7 +35,9 @@ from environments.torch_choice import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("core", "expectations", "smoke", "bench", "runners")
+PUBLISHED = ("core", "expectations", "smoke", "bench")
+# assay-runners plans and checks the files of a checkout, so it is installed from one.
+PACKAGES = (*PUBLISHED, "runners")
 
 _CONSTRAINTS = ROOT / "constraints.txt"
 _MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" for p in PACKAGES))

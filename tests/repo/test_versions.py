@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from environments.release import require_release
+from environments.shared import PACKAGES, PUBLISHED
 
 
 def requirement_name(requirement: str) -> str:
@@ -82,6 +83,17 @@ def test_the_tag_of_the_version_and_a_dry_run_are_released(ref: str) -> None:
 def test_another_tag_is_refused(ref: str, changelog: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         require_release(ref, "1.2.0", changelog)
+
+
+def test_the_index_refuses_what_is_not_published(packages: list[dict[str, Any]]) -> None:
+    refused = "Private :: Do Not Upload"
+    private = {one["name"] for one in packages if refused in one.get("classifiers", ())}
+    assert private == {"assay-runners"}
+    assert {f"assay-{name}" for name in set(PACKAGES) - set(PUBLISHED)} == private
+    needed = {
+        need for one in packages if one["name"] not in private for need in one["dependencies"]
+    }
+    assert [need for need in needed if need.startswith("assay-runners")] == []
 
 
 def test_packages_support_the_same_pythons(packages: list[dict[str, Any]]) -> None:
