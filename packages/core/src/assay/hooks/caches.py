@@ -13,6 +13,8 @@ Others are states: a convolution's last inputs or the state of a recurrence, whi
 
 Other containers of tensors that a module takes, such as lists of states (RWKV, XLNet) and tuples of tuples, are
 plain arguments. A cache of any other class, or that holds a tensor under an unknown name, is refused by name.
+A model with its own classes of caches and layers declares their tensors in class attributes: `assay_tokens`
+names those with an axis of tokens, the second last, and `assay_states` the states. Either may be empty.
 Quantized layers are refused: a value that a replay writes back would be quantized once more.
 """
 
@@ -56,6 +58,9 @@ _KNOWN = frozenset({
     "Cache", "xLSTMCache", "DynamicLayer", "StaticLayer", "LinearAttentionLayer", "DummyLayer",
 })  # fmt: skip
 
+# Attributes by which the class of another library declares its parts.
+_DECLARED = ("assay_tokens", "assay_states")
+
 # The caches of an `EncoderDecoderCache`.
 _OF_A_PAIR = ("self_attention_cache", "cross_attention_cache")
 
@@ -63,11 +68,32 @@ _OF_A_PAIR = ("self_attention_cache", "cross_attention_cache")
 _SAMPLED = 64
 
 
+class _Names(NamedTuple):
+    """The attributes of a class that hold parts."""
+
+    tokens: Mapping[str, tuple[str, ...]]
+    """With an axis of tokens, each with its counters."""
+    states: tuple[str, ...]
+
+
+def _names_of(holder: object) -> _Names:
+    kind: Any = type(holder)
+    return _names_in(kind)
+
+
+@memoized
+def _names_in(kind: type) -> _Names:
+    tokens, states = (getattr(kind, name, ()) for name in _DECLARED)
+    return _Names({**_TOKENS, **dict.fromkeys(tokens, ())}, (*_STATES, *states))
+
+
 @memoized
 def _standing(kind: type) -> Literal["known", "unknown"] | None:
     """Return the standing of a class of caches or layers, known or unknown; None for other classes."""
     if issubclass(kind, Tensor | nn.Module | Mapping | Sequence | type):
         return None
+    if any(hasattr(kind, name) for name in _DECLARED):
+        return "known"
     for one in kind.__mro__:
         if one.__name__ in _KNOWN and one.__module__.startswith("transformers."):
             return "known"
@@ -149,31 +175,38 @@ def _caches_in(cache: object) -> list[object]:
 
 
 def _parts_of(holder: object) -> Iterator[Part]:
-    values = vars(holder)
-    for name, counters in _TOKENS.items():
+    values, names = vars(holder), _names_of(holder)
+    for name, counters in names.tokens.items():
         tensor = values.get(name)
         if isinstance(tensor, Tensor) and tensor.ndim > 2 and tensor.numel():
             count = next((values[one] for one in counters if one in values), tensor.shape[-2])
             yield Part(name, tensor, int(count))
-    for name in filter(values.__contains__, _STATES):
+    for name in filter(values.__contains__, names.states):
         for port, tensor in iterate_tensors(values[name], name):
             if tensor.numel():
                 yield Part(port, tensor, None)
 
 
 def find_unreadable(cache: object) -> list[str]:
-    """Return the names of the classes, of a cache and its layers, whose parts are unknown."""
+    """Return the classes, of a cache and its layers, whose parts are unknown, with the unknown names."""
     if not _is_known(cache):
         return [type(cache).__name__]
-    return sorted({type(one).__name__ for _, one in _holders(cache) if not _is_readable(one)})
+    unknown = {
+        type(one).__name__: _unknown_names(one)
+        for _, one in _holders(cache)
+        if not _is_known(one) or _unknown_names(one)
+    }
+    return sorted(f"{name} ({', '.join(held)})" if held else name for name, held in unknown.items())
 
 
-def _is_readable(holder: object) -> bool:
-    return _is_known(holder) and not any(
-        iterate_tensors(value, name)
+def _unknown_names(holder: object) -> list[str]:
+    names = _names_of(holder)
+    return [
+        name
         for name, value in vars(holder).items()
-        if not (name in _TOKENS or name in _STATES or name in _COUNTERS)
-    )
+        if not (name in names.tokens or name in names.states or name in _COUNTERS)
+        and any(iterate_tensors(value, name))
+    ]
 
 
 @dataclass(slots=True)
@@ -205,8 +238,9 @@ class _Place(NamedTuple):
         """Return a value that differs once a tensor has changed in inference mode, without versions."""
         if not isinstance(tensor, Tensor):
             return None
-        if self.name in _TOKENS:
-            return [int(self.container[one]) for one in _TOKENS[self.name] if one in self.container]
+        counters = _TOKENS.get(self.name)
+        if counters is not None:
+            return [int(self.container[one]) for one in counters if one in self.container]
         values = tensor.reshape(-1)
         return values[:: max(1, len(values) // _SAMPLED)].tolist()
 
@@ -214,8 +248,8 @@ class _Place(NamedTuple):
 def _find_places(cache: object) -> list[_Place]:
     found = []
     for path, holder in _holders(cache):
-        values = vars(holder)
-        for name in (*_TOKENS, *_STATES):
+        values, names = vars(holder), _names_of(holder)
+        for name in (*names.tokens, *names.states):
             value = values.get(name)
             if isinstance(value, dict):
                 found += [_Place(value, key, path, holder, f"{name}.{key}") for key in value]

@@ -381,14 +381,71 @@ def test_layer_with_a_tensor_of_an_unknown_name_is_refused_by_name() -> None:
     assert find_unreadable(cache) == []
     layer.scales = torch.ones(1)
 
-    assert find_unreadable(cache) == ["OwnLayer"]
+    assert find_unreadable(cache) == ["OwnLayer (scales)"]
+
+
+class MeanKeyLayer:
+    """A layer of a model's own code, with a running mean of its keys."""
+
+    assay_tokens = ("rotated_keys",)
+    assay_states = ("mean",)
+
+    def __init__(self) -> None:
+        self.rotated_keys = torch.ones(1, HEADS, 0, DIM)
+        self.mean = torch.zeros(1, HEADS, DIM)
+
+    def update(self, keys: Tensor) -> None:
+        """Append the keys, and replace their mean."""
+        self.rotated_keys = torch.cat([self.rotated_keys, keys], dim=-2)
+        self.mean = self.rotated_keys.mean(dim=-2)
+
+
+class MeanKeyCache:
+    """A cache of a model's own code."""
+
+    assay_states = ()
+
+    def __init__(self) -> None:
+        self.layers = [MeanKeyLayer(), MeanKeyLayer()]
+
+    def get_seq_length(self) -> int:
+        """The number of tokens of the first layer."""
+        return self.layers[0].rotated_keys.shape[-2]
+
+
+def test_declared_parts_of_another_library_are_read() -> None:
+    cache, tracer = MeanKeyCache(), CacheTracker()
+    cache.layers[1].update(states(3, 2.0))
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.layers[1].update(states(1, 6.0))
+
+    found = additions(tracer, before)
+
+    assert list(found) == [
+        "changed.past_key_values.1.rotated_keys",
+        "changed.past_key_values.1.mean",
+    ]
+    assert torch.equal(found["changed.past_key_values.1.rotated_keys"].tensor, states(1, 6.0))
+    assert found["changed.past_key_values.1.mean"].tensor[0, 0].tolist() == [3.0] * DIM
+    assert found["changed.past_key_values.1.rotated_keys"].history_changed is False
+    assert count_tokens(cache) == 0
+    assert [part.length for part in list_parts(cache)] == [None, 4, None]
+    assert find_unreadable(cache) == []
+
+
+def test_a_tensor_that_a_class_does_not_declare_is_named() -> None:
+    cache: Any = MeanKeyCache()
+    cache.layers[0].scale = torch.ones(1)
+    cache.table = {"sin": torch.ones(1)}
+
+    assert find_unreadable(cache) == ["MeanKeyCache (table)", "MeanKeyLayer (scale)"]
 
 
 def test_quantized_cache_is_refused_by_name() -> None:
     cache = QuantizedCache("fp8", LlamaConfig(num_hidden_layers=1))
     cache.update(states(2, 1.0), states(2, 1.0), 0)
 
-    assert find_unreadable(cache) == ["Fp8QuantizedLayer"]
+    assert find_unreadable(cache) == ["Fp8QuantizedLayer (_quantized_keys, _quantized_values)"]
 
 
 def test_buffer_divided_into_views_is_refused_by_name() -> None:
@@ -396,7 +453,8 @@ def test_buffer_divided_into_views_is_refused_by_name() -> None:
     layer = module.UnlimitedOcrStaticReferenceSlidingWindowLayer(max_cache_len=16, sliding_window=4)
     layer.update(states(2, 1.0), states(2, 1.0))
 
-    assert find_unreadable(Cache(layers=[layer])) == [type(layer).__name__]
+    name = type(layer).__name__
+    assert find_unreadable(Cache(layers=[layer])) == [f"{name} (all_keys, all_values)"]
 
 
 def test_output_of_a_model_passes_its_cache_on_under_its_name(cache: DynamicCache) -> None:
