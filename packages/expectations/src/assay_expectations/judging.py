@@ -272,7 +272,7 @@ def judge_seen(
             reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
             results[name] = failed(0, reason, expectation=expectation.hash, stale=bool(seen.stale))
         else:
-            results[name] = _judge_one(name, expectation, seen.observed, here.versions, run)
+            results[name] = _judge_one(name, expectation, seen.observed, here, run)
             if seen.usage is not None:
                 parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
                 coverages.append(judge_coverage(parts))
@@ -321,19 +321,20 @@ def combine(
 
 
 def _judge_one(
-    name: str, expectation: Expectation, observed: Observed, versions: Mapping[str, str], run: str
+    name: str, expectation: Expectation, observed: Observed, here: AllSeen, run: str
 ) -> LevelResult:
     judged = judge_by(expectation, observed.distributions)
     notes = []
-    changed = value_differences(expectation.provenance.versions, versions)
+    changed = value_differences(expectation.provenance.versions, here.versions)
     if changed:
         notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
     reason = None
     if not is_within_limits(judged):
         reason = _describe_failure(judged, expectation, observed)
+        setup = f" --candidate-setup {here.setup}" if here.setup else ""
         notes.append(
             f"to find the module: assay check generate {expectation.model}"
-            f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault, in the"
+            f" --reference cpu/float32 --candidate {run}{setup}; if that passes, both sides share the fault, in the"
             " model's code or in assay's, and `git bisect` with this command finds the commit"
         )
     facts = {

@@ -443,7 +443,7 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
                 _observe(file, expectation, run, request.setup) if is_useful else Seen(file=file)
             )
             task.advance()
-    return AllSeen(machine=machine, versions=versions_of(device), seen=seen)
+    return AllSeen(machine=machine, versions=versions_of(device), setup=request.setup, seen=seen)
 
 
 def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:

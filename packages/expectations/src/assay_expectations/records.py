@@ -348,4 +348,6 @@ class AllSeen(Record):
 
     machine: Machine
     versions: dict[str, str]
+    setup: str | None = None
+    """The setup function of the request."""
     seen: list[Seen]

@@ -241,6 +241,13 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
     )
 
 
+def test_the_next_command_keeps_the_setup() -> None:
+    wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
+    answer = here(Seen(file="a.json", observed=wrong)).model_copy(update={"setup": "k.py:install"})
+    (note,) = judge_seen(RUN, [EXPECTATION], answer)[0].notes
+    assert " --candidate acme/bfloat16 --candidate-setup k.py:install; if that passes" in note
+
+
 def test_nan_is_a_failure_with_its_diagnosis() -> None:
     wrong = observed(distributions([float("nan"), -3.0]))
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(Seen(file="a.json", observed=wrong)))
