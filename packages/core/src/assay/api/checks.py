@@ -62,12 +62,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     generation_config: options.GenerationConfigFile = None,
+    seed: options.Seed = None,
     level: Annotated[
-        CheckLevel, Option("auto runs all levels; others stop early and see less.")
+        CheckLevel,
+        Option("auto runs all levels; others stop early and see less.", group="Judgment"),
     ] = "auto",
     limits: options.Limits = "noise",
     allow_unused: options.AllowUnused = None,
-    seed: options.Seed = None,
     disk: options.Disk = None,
     memory: Annotated[
         str | None,
@@ -182,29 +183,22 @@ def check_train(  # noqa: PLR0913 - one for each option
         Option("Called with the candidate's model before LoRA.", "FILE.py:FUNC"),
     ] = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
-    steps: Annotated[int | None, Option("Optimizer steps; default: 3.")] = None,
+    steps: Annotated[int | None, Option("Optimizer steps; default: 3.", group="Training")] = None,
     resume_at: Annotated[
         int | None,
         Option("Steps before the checkpoint from which training is resumed; default: 2."),
-    ] = None,
-    overfit: Annotated[
-        bool, Option("Only: does it memorize a few sequences, as it should?")
-    ] = False,
-    overfit_steps: Annotated[
-        int | None, Option("Steps of --overfit; default: 120, with --lora 160.", "N")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
-    ] = None,
-    track: Annotated[
-        str | None, Option("Where the curves of --overfit go as well.", "tensorboard|wandb")
     ] = None,
     micro_batches: Annotated[
         int | None,
         Option("Micro-batches of each step, of unequal token counts; default: 2, or dp times pp."),
     ] = None,
+    learning_rate: Annotated[
+        float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
+    ] = None,
+    seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
     mesh: Annotated[
-        str | None, Option("Ranks of the candidate by axis: dp, tp, pp.", "dp=2,tp=2")
+        str | None,
+        Option("Ranks of the candidate by axis: dp, tp, pp.", "dp=2,tp=2", group="Features"),
     ] = None,
     world: Annotated[int | None, Option("Ranks; without --mesh they are all of dp.", "N")] = None,
     cpu_offload: Annotated[bool, Option("Keep parameters and moments on the host.")] = False,
@@ -218,7 +212,15 @@ def check_train(  # noqa: PLR0913 - one for each option
     packed: Annotated[bool, Option("Lay the rows of a rank's batch end to end in one.")] = False,
     compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
     lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
-    seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
+    overfit: Annotated[
+        bool, Option("Only: does it memorize a few sequences, as it should?", group="Overfitting")
+    ] = False,
+    overfit_steps: Annotated[
+        int | None, Option("Steps of --overfit; default: 120, with --lora 160.", "N")
+    ] = None,
+    track: Annotated[
+        str | None, Option("Where the curves of --overfit go as well.", "tensorboard|wandb")
+    ] = None,
     limits: options.Limits = "training",
     allow_unused: options.AllowUnused = None,
     disk: options.Disk = None,
@@ -384,16 +386,17 @@ def compare(  # noqa: PLR0913 - one for each option
     level: Annotated[
         ComparedLevel | None, Option("Compare no deeper than this; default: everything.")
     ] = None,
+    stats: Annotated[
+        bool, Option("Compare norms only; dumps may hold statistics instead of values.")
+    ] = False,
     map: Annotated[  # noqa: A002 - the name of the option
-        str | Path | None, Option("TOML or JSON: module names, EXPECTED's to ACTUAL's.", "FILE")
+        str | Path | None,
+        Option("TOML or JSON: module names, EXPECTED's to ACTUAL's.", "FILE", group="Matching"),
     ] = None,
     order: Annotated[
         str | Path | None,
         Option("Text: EXPECTED's modules in the order of their calls, for tensor files.", "FILE"),
     ] = None,
-    stats: Annotated[
-        bool, Option("Compare norms only; dumps may hold statistics instead of values.")
-    ] = False,
     allow_unmatched: Annotated[
         Sequence[str], Option("Module or MODULE:PORT that may lack a partner.", "GLOB")
     ] = (),
@@ -405,7 +408,9 @@ def compare(  # noqa: PLR0913 - one for each option
     model_name: Annotated[
         str | None, Option("The model to compare, if both captures hold several.", "NAME")
     ] = None,
-    limits: Annotated[str, Option("Shipped limits, or a TOML file.", "NAME|FILE")] = "noise",
+    limits: Annotated[
+        str, Option("Shipped limits, or a TOML file.", "NAME|FILE", group="Judgment")
+    ] = "noise",
     metric: Annotated[
         Sequence[str],
         Option(
@@ -420,6 +425,7 @@ def compare(  # noqa: PLR0913 - one for each option
         Option(
             "Folder of the run, by default runs/<time>-compare; or a table of all tensors.",
             "DIR|FILE.csv|.xlsx|.parquet",
+            group="Output",
         ),
     ] = None,
 ) -> "CheckedVerdict":

@@ -34,15 +34,22 @@ class Option:
     minimum: float | None = None
     variable: str | None = None
     """Environment variable that holds the default."""
+    group: str | None = None
+    """The heading in `--help` of this option and of those after it, up to the next heading."""
 
 
 Model = Annotated[str, Option("Folder, hub name, or micro:RECIPE.", "MODEL")]
-Reference = Option("The trusted device: cpu/float32.", "RUN")
-Candidate = Annotated[str, Option("What is judged, as DEVICE/DTYPE: sim/bfloat16.", "RUN")]
+_SIDES = "Reference and candidate"
+Reference = Option("The trusted device: cpu/float32.", "RUN", group=_SIDES)
+Candidate = Annotated[
+    str, Option("What is judged, as DEVICE/DTYPE: sim/bfloat16.", "RUN", group=_SIDES)
+]
 Prompts = Annotated[
     str | Path | None,
     Option(
-        'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.', "FILE.jsonl"
+        'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.',
+        "FILE.jsonl",
+        group="Inputs",
     ),
 ]
 PromptLength = Annotated[str | int | None, Option("Prompt lengths in tokens.", "N|LOW:HIGH")]
@@ -51,18 +58,21 @@ MaxNewTokens = Annotated[int | None, Option("Tokens to generate for each prompt;
 Chat = Annotated[bool, Option("Send prompts through the chat template.")]
 Temperature = Annotated[float | None, Option("Sample at this temperature; 0 is greedy.")]
 TopP = Annotated[float | None, Option("Sample from this probability mass.")]
-TopK = Annotated[int | None, Option("Sample from so many tokens.")]
+TopK = Annotated[int | None, Option("Sample from the K most likely tokens.", "K")]
 GenerationConfigFile = Annotated[
     str | Path | None, Option("Options of a generation_config.json.", "FILE")
 ]
 Seed = Annotated[int | None, Option("Chooses prompts and their lengths; default: 0.")]
-Limits = Annotated[str, Option("Limits of the noise ratios.", "NAME|FILE")]
+Limits = Annotated[str, Option("Limits of the noise ratios.", "NAME|FILE", group="Judgment")]
 AllowUnused = Annotated[
     str | Sequence[str] | None,
     Option("Modules, parameters or experts that may stay uncompared: model.visual.", "GLOB"),
 ]
 TrustRemoteCode = Annotated[bool, Option("Run code that comes with the model.")]
-Disk = Annotated[str | None, Option("Largest golden: 10G. A larger one is refused.", "SIZE")]
+Disk = Annotated[
+    str | None,
+    Option("Largest golden: 10G. A larger one is refused.", "SIZE", group="Time and space"),
+]
 Keep = Annotated[
     KeptFiles, Option("replay omits what the candidate wrote, verdict also the golden.")
 ]
@@ -70,7 +80,9 @@ Timeout = Annotated[
     str | None,
     Option("Time that all processes may take: 30m; default: none, or 2h where CI is set.", "TIME"),
 ]
-Output = Annotated[str | Path | None, Option("Default: runs/<time>-<command>.", "DIR")]
+Output = Annotated[
+    str | Path | None, Option("Default: runs/<time>-<command>.", "DIR", group="Output")
+]
 
 
 def command_line(

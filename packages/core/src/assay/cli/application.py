@@ -16,7 +16,7 @@ from assay.api import checks
 from assay.api.options import Option
 from assay.cli.capture import CaptureCommand, capture
 from assay.cli.ci import ci_app, init
-from assay.cli.derived_commands import derive_command, with_options
+from assay.cli.derived_commands import GroupedCommand, derive_command, with_options
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
 
@@ -73,7 +73,7 @@ def _check() -> None:
     """Check a model against a reference."""
 
 
-check_app.command("generate")(
+check_app.command("generate", cls=GroupedCommand)(
     derive_command(
         checks.check_generate,
         f"""Does MODEL generate on the candidate as on the reference?
@@ -82,7 +82,7 @@ check_app.command("generate")(
 {_EXIT_CODES}""",
     )
 )
-check_app.command("train")(
+check_app.command("train", cls=GroupedCommand)(
     derive_command(
         checks.check_train,
         f"""Does MODEL train on the candidate as on the reference?
@@ -97,7 +97,7 @@ check_app.command("train")(
 {_EXIT_CODES}""",
     )
 )
-check_app.command("load")(
+check_app.command("load", cls=GroupedCommand)(
     derive_command(
         checks.check_load,
         f"""Does the loaded MODEL hold what its files say?
@@ -113,7 +113,7 @@ check_app.command("load")(
 
 app.command("capture", cls=CaptureCommand)(capture)
 
-app.command("compare")(
+app.command("compare", cls=GroupedCommand)(
     derive_command(
         checks.compare,
         """Compare two dumps on disk: are they the same, and if not, where do they differ first?

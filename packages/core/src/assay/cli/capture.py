@@ -5,10 +5,9 @@ from shutil import rmtree
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from assay.api.options import Option, TrustRemoteCode, input_options
-from assay.cli.derived_commands import read_values, with_options, with_options_of
+from assay.cli.derived_commands import GroupedCommand, read_values, with_options, with_options_of
 from assay.errors import UsageError
 from assay.output.streams import print_text
 from assay.sites import CapturedLevel
@@ -17,7 +16,7 @@ _COMMAND = "assay.command"
 _MIN_PARAMETERS = 1_000_000
 
 
-class CaptureCommand(TyperCommand):
+class CaptureCommand(GroupedCommand):
     """A command that keeps the words after `--`, which click would parse."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
@@ -35,46 +34,40 @@ def capture(  # noqa: PLR0913 - one for each option
     context: typer.Context,
     model: Annotated[str | None, Option("Folder, hub name, or micro:RECIPE.", "MODEL")] = None,
     *,
-    run: Annotated[str | None, Option("The trusted device: cpu/float32.", "RUN")] = None,
+    run: Annotated[
+        str | None, Option("The trusted device: cpu/float32.", "RUN", group="Options")
+    ] = None,
     output: Annotated[str, Option("Folder of the golden; folder or URL of the trace.", "TRACE")],
-    include: Annotated[list[str] | None, Option("Of a command: modules to record.", "GLOB")] = None,
-    exclude: Annotated[
-        list[str] | None, Option("Of a command: modules to leave out.", "GLOB")
+    include: Annotated[
+        list[str] | None,
+        Option("Modules to record.", "GLOB", group="Recording a command (after --)"),
     ] = None,
-    steps: Annotated[
-        str | None, Option("Of a command: steps, such as 0,100:102.", "RANGES")
-    ] = None,
-    tokens: Annotated[
-        str | None, Option("Of a command: passes of each generation, as 0:16.", "RANGES")
-    ] = None,
-    weights: Annotated[bool, Option("Of a command: parameters and their gradients, too.")] = False,
-    stats_only: Annotated[bool, Option("Of a command: statistics instead of values.")] = False,
-    warmup: Annotated[
-        str | None, Option("Of a command: passes to leave out, as 3 or 8x512.", "N|SHAPE")
-    ] = None,
-    max_disk: Annotated[
-        str | None, Option("Of a command: what a trace may take, as 20G.", "SIZE")
-    ] = None,
+    exclude: Annotated[list[str] | None, Option("Modules to leave out.", "GLOB")] = None,
+    steps: Annotated[str | None, Option("Steps, such as 0,100:102.", "RANGES")] = None,
+    tokens: Annotated[str | None, Option("Passes of each generation, as 0:16.", "RANGES")] = None,
+    weights: Annotated[bool, Option("Parameters and their gradients, too.")] = False,
+    stats_only: Annotated[bool, Option("Statistics instead of values.")] = False,
+    warmup: Annotated[str | None, Option("Passes to leave out, as 3 or 8x512.", "N|SHAPE")] = None,
+    max_disk: Annotated[str | None, Option("What a trace may take, as 20G.", "SIZE")] = None,
     max_seconds: Annotated[
-        float | None, Option("Of a command: how long it may wait for the trace.", "SECONDS")
+        float | None, Option("How long it may wait for the trace.", "SECONDS")
     ] = None,
     max_memory: Annotated[
-        str | None, Option("Of a command: for copies to be written. [default: 256M]", "SIZE")
+        str | None, Option("For copies to be written. [default: 256M]", "SIZE")
     ] = None,
-    control: Annotated[
-        str | None, Option("Of a command: turns the capture off and on.", "FILE|SIGUSR1")
-    ] = None,
+    control: Annotated[str | None, Option("Turns the capture off and on.", "FILE|SIGUSR1")] = None,
     min_parameters: Annotated[
-        int, Option("Of a command: leave out smaller modules.", "N", minimum=0)
+        int, Option("Leave out smaller modules.", "N", minimum=0)
     ] = _MIN_PARAMETERS,
     model_name: Annotated[
-        str | None, Option("Of a command: the only model, as Llama or 2-Llama.", "NAME")
+        str | None, Option("The only model, as Llama or 2-Llama.", "NAME")
     ] = None,
     noise_for: Annotated[
         str | None,
         Option(
             "Dtypes of the candidates to come. [default: bfloat16,float16; of a command: none]",
             "DTYPES",
+            group="Options",
         ),
     ] = None,
     level: Annotated[

@@ -7,6 +7,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from assay.api import options
 from assay.api.options import Option
@@ -27,6 +28,26 @@ AllowUnused = Annotated[
         metavar="GLOB", help=f"{_help_of(options.AllowUnused).removesuffix('.')}; repeatable."
     ),
 ]
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose `--help` lists its options under the headings of `Option.group`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - click's or typer's
+        """Write a section for each heading; options before the first are "Options"."""
+        sections: dict[str, list[Any]] = {}
+        heading = "Options"
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if parameter.param_type_name == "argument":
+                place = "Arguments"
+            else:
+                place = heading = getattr(parameter, "rich_help_panel", None) or heading
+            if record is not None:
+                sections.setdefault(place, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def derive_command(
@@ -127,6 +148,7 @@ def _derive_parameter(parameter: inspect.Parameter, option: Option) -> inspect.P
 def _describe(parameter: inspect.Parameter, option: Option) -> Any:  # noqa: ANN401 - of typer
     """Describe a parameter for typer: a positional one is an argument."""
     words: dict[str, Any] = {"metavar": option.metavar, "help": option.help}
+    words["rich_help_panel"] = option.group
     words["envvar"] = option.variable
     if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return typer.Argument(**words)

@@ -9,7 +9,12 @@ import typer
 from typer.testing import CliRunner
 
 from assay.api.options import Option
-from assay.cli.derived_commands import read_values, with_options, with_options_of
+from assay.cli.derived_commands import (
+    GroupedCommand,
+    read_values,
+    with_options,
+    with_options_of,
+)
 from assay.errors import UsageError
 
 CALLS: list[dict[str, Any]] = []
@@ -123,3 +128,25 @@ def test_a_command_written_by_hand_is_read_by_typer(
     assert done.exit_code == (2 if given is None else 0), done.output
     expected = [] if given is None else [{"file": Path("x"), **given}]
     assert expected == CALLS
+
+
+def test_help_lists_each_option_once_under_its_heading() -> None:
+    grouped = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+    @grouped.command(cls=GroupedCommand)
+    @with_options
+    def run(
+        model: Annotated[str, Option("The model.", "MODEL")],
+        *,
+        first: Annotated[int, Option("Comes first.", "N")] = 1,
+        second: Annotated[int, Option("Begins a part.", "N", group="Inputs")] = 2,
+        third: Annotated[int, Option("Stays in it.", "N")] = 3,
+        fourth: Annotated[int, Option("Ends the part.", "N", group="Options")] = 4,
+    ) -> None:
+        """Run."""
+
+    printed = CliRunner().invoke(grouped, ["--help"], terminal_width=80).output
+    sections = [block.split("\n") for block in printed.strip().split("\n\n")[2:]]
+    assert [block[0] for block in sections] == ["Arguments:", "Options:", "Inputs:"]
+    listed = [[line.split()[0] for line in block[1:]] for block in sections]
+    assert listed == [["MODEL"], ["--first", "--fourth", "--help"], ["--second", "--third"]]
