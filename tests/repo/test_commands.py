@@ -3,15 +3,13 @@
 import importlib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import nox.registry
 import pytest
-import typer.main
 
-from assay.cli import application
+from assay.cli.application import app, build_command
 from tests.repo.documented_commands import shell_commands
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
@@ -74,7 +72,7 @@ def test_an_unknown_session_is_found(sessions: Mapping[str, Any]) -> None:
 
 
 def test_documented_assay_commands_parse(documented: list[list[str]]) -> None:
-    application = assay_application()
+    application = build_command(app)
     for command in documented:
         if command[0] == "assay":
             assert parse_assay(application, command[1:]).startswith("assay ")
@@ -82,15 +80,9 @@ def test_documented_assay_commands_parse(documented: list[list[str]]) -> None:
 
 @pytest.mark.parametrize("arguments", ["chekc generate", "check generate --no-such-option"])
 def test_an_assay_command_that_does_not_parse_is_found(arguments: str) -> None:
-    application = assay_application()
+    application = build_command(app)
     with pytest.raises(Exception, match=r"No such (command|option)"):
         parse_assay(application, arguments.split())
-
-
-@cache
-def assay_application() -> Any:
-    application.add_extensions()
-    return typer.main.get_command(application.app)
 
 
 def test_every_session_says_what_it_does(sessions: Mapping[str, Any]) -> None:

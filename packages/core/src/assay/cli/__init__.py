@@ -10,8 +10,7 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     with exit_on_error():
         # Imported here, so that Ctrl-C during the import prints one message.
-        from assay.cli.application import add_extensions, app
+        from assay.cli.application import app, build_command
 
-        add_extensions()
-        app(prog_name="assay")  # for shell completion also as python -m assay.cli
+        build_command(app)(prog_name="assay")  # for shell completion also as python -m assay.cli
     sys.exit(0)

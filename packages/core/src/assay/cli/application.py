@@ -3,9 +3,10 @@
 Importing this module imports no torch. `assay --help` lists the commands in the order of this file.
 """
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -504,8 +505,12 @@ def _size_and_loss(record: dict[str, Any] | None) -> tuple[str, str]:
     return f"{record['num_parameters']:,}", f"{record['held_out_loss']:.3f} {record['loss_unit']}"
 
 
-def add_extensions() -> None:
-    """Add the commands of other packages; a broken one raises when it is called."""
+@functools.cache
+def build_command(app: typer.Typer) -> Callable[..., Any]:
+    """Return the command line of `app` with the commands of other packages, built once in a process.
+
+    A command that cannot be loaded raises when it is called.
+    """
     for entry_point in entry_points(group=GROUP):
         try:
             extension = entry_point.load()
@@ -513,12 +518,13 @@ def add_extensions() -> None:
                 raise TypeError(f"{extension!r} is not a typer app")  # noqa: TRY301
             typer.main.get_command(extension)  # raises for parameters that typer cannot parse
         except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, imported
-            _add_broken(entry_point, error)
+            _add_broken(app, entry_point, error)
         else:
             app.add_typer(extension, name=entry_point.name)
+    return typer.main.get_command(app)
 
 
-def _add_broken(entry_point: EntryPoint, error: BaseException) -> None:
+def _add_broken(app: typer.Typer, entry_point: EntryPoint, error: BaseException) -> None:
     @app.command(
         entry_point.name,
         help=f"Cannot be loaded: {type(error).__name__}.",

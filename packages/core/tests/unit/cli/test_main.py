@@ -155,6 +155,11 @@ def test_a_healthy_command_runs_beside_broken_ones(
     assert capsys.readouterr().out == "hello\n"
 
 
+def test_a_second_command_of_a_process_adds_nothing_again(run: Run) -> None:
+    assert (run("healthy", "hello"), run("healthy", "hello")) == (0, 0)
+    assert [group.name for group in application.app.registered_groups] == ["healthy"]
+
+
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("run", "--fast", "x")])
 def test_a_command_that_cannot_be_loaded_says_why(
     run: Run, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
