@@ -79,17 +79,21 @@ def test_a_job_installs_nox_only_where_it_is_absent(
     assert (pins.read_text().split() if pins.exists() else []) == expected
 
 
-def test_installed_packages_are_compiled_but_for_templates_of_source_files(tmp_path: Path) -> None:
+def test_installed_packages_are_compiled_but_for_templates_and_tests(tmp_path: Path) -> None:
+    tmp_path /= "tests"  # of the path, only what is below the packages counts
+
     class Running:
         def run_install(self, *words: str, success_codes: list[int]) -> None:
             assert subprocess.run(words, check=False).returncode in success_codes
 
-    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin").mkdir(parents=True)
     (tmp_path / "bin/python").symlink_to(sys.executable)
     packages = shared.packages_folder(tmp_path)
-    packages.mkdir(parents=True)
-    (packages / "right.py").write_text("value = 1\n")
+    for module in ("right", "numpy/tests/test_all", "transformers/models/bert", "models/right"):
+        (packages / module).parent.mkdir(parents=True, exist_ok=True)
+        (packages / f"{module}.py").write_text("value = 1\n")
     (packages / "template.py").write_text("value = {{ value }\n")
     session: Any = Running()
     Environment(tmp_path).compile(session)
-    assert [path.name.split(".")[0] for path in packages.glob("__pycache__/*.pyc")] == ["right"]
+    compiled = sorted(packages.rglob("*.pyc"))
+    assert [path.name.split(".")[0] for path in compiled] == ["right", "right"]
