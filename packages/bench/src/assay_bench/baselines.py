@@ -10,7 +10,7 @@ from assay.errors import UsageError
 from assay.files import open_file, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome, Record
-from assay_bench.comparing import EvaluationComparison, PairedOutcome, Terms, compare, differences
+from assay_bench.comparing import EvaluationComparison, Terms, compare, differences
 from assay_bench.results import Evaluation, TaskResult, judge_scores
 
 SCHEMA = 1
@@ -93,7 +93,7 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
             " --reason TEXT"
         )
     worse = compare(before, now, terms)
-    if worse.judged is not PairedOutcome.PASS:
+    if worse.judged is not Outcome.PASS:
         failing = [f"{task.name}: {task.judged}" for task in worse.parts if task.judged != "PASS"]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"

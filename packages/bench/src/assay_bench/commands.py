@@ -112,8 +112,8 @@ def ab(
 
     Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
 
-    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 the
-    interval is too wide, or a suite ran on only one side.
+    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 UNDERPOWERED
+    (the interval is too wide), or a suite ran on only one side.
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
@@ -140,7 +140,7 @@ def ab(
         )
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
-    raise typer.Exit(result.verdict.as_verdict.exit_code)
+    raise typer.Exit(result.verdict.exit_code)
 
 
 @app.command()
@@ -184,7 +184,7 @@ def run(  # noqa: PLR0913 - one for each option
     An interrupted run continues with the same --output.
 
     Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
-    3 too few items to tell the model from a guess.
+    3 UNDERPOWERED (too few items to tell the model from a guess), or no task is judged.
     """
     from assay.cli.ending import finish
     from assay.models.sources import remote_code_of
@@ -275,7 +275,7 @@ def selftest(
 
     Example: assay bench selftest --run cuda/float32
 
-    Exit code: 0 PASS; 1 FAIL, or too few items to decide; 2 usage or environment error; 3 if the
+    Exit code: 0 PASS; 1 FAIL or UNDERPOWERED; 2 usage or environment error; 3 if the
     questions differ from the baselines'. They are made from the standard library, those of the baselines from Python 3.11's.
     """
     from assay.devices.detection import DETECTION_TIMEOUT_SECONDS

@@ -8,9 +8,8 @@ have equal shares of the significance. It passes if a drop of the margin is excl
 unless a pool passes that contains it. Passing needs no correction, because chances of a false pass do not add up.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from assay.errors import name_some
-from assay.verdicts import Outcome, Record
+from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
     Differences,
     holm,
@@ -28,26 +27,6 @@ from assay_bench.paired_statistics import (
     p_worse,
 )
 from assay_bench.results import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
-
-
-class PairedOutcome(StrEnum):
-    """The outcome of a paired comparison."""
-
-    PASS = "PASS"  # noqa: S105 - an outcome, not a password
-    UNDERPOWERED = "UNDERPOWERED"
-    NOT_COMPARED = "NOT_COMPARED"
-    FAIL = "FAIL"
-
-    @property
-    def as_verdict(self) -> Outcome:
-        """Return the outcome of verdict.json, which has no UNDERPOWERED."""
-        return Outcome.NOT_COMPARED if self is PairedOutcome.UNDERPOWERED else Outcome(self.value)
-
-    @classmethod
-    def worst(cls, outcomes: Iterable["PairedOutcome"]) -> "PairedOutcome":
-        """Return the outcome that comes last in the order of the members."""
-        return max(outcomes, key=list(cls).index)
-
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -147,7 +126,7 @@ def _shown(value: object) -> str:
 
 ALL_TASKS = "all tasks"
 
-_Problem = tuple[PairedOutcome, str]
+_Problem = tuple[Outcome, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +149,7 @@ class Measure:
     """After judging, adjusted for all measures."""
     p_not_inferior: float
     higher_is_better: bool = True
-    judged: PairedOutcome = PairedOutcome.UNDERPOWERED
+    judged: Outcome = Outcome.UNDERPOWERED
     items_needed: int | None = None
     """Items that would give an equally good candidate a PASS; None after a PASS."""
     pool: str | None = None
@@ -187,7 +166,7 @@ class TaskComparison:
     """One task, or the pooled items of several, on both sides."""
 
     name: str
-    judged: PairedOutcome
+    judged: Outcome
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
     """Reason for a FAIL or NOT_COMPARED, whatever the measures."""
@@ -220,12 +199,9 @@ class EvaluationComparison:
         return self.pools + self.tasks
 
     @property
-    def judged(self) -> PairedOutcome:
-        """Return the worst outcome of all tasks, or FAIL if a pool fails."""
-        if self.refused or not self.tasks:
-            return PairedOutcome.NOT_COMPARED
-        failed = [pool.judged for pool in self.pools if pool.judged is PairedOutcome.FAIL]
-        return PairedOutcome.worst([*failed, *(task.judged for task in self.tasks)])
+    def judged(self) -> Outcome:
+        """Return the worst outcome of all pools and tasks."""
+        return overall_outcome(part.judged for part in self.parts)
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
@@ -249,7 +225,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     if len(columns) > 1 and all(len(names) < len(columns) for names in members.values()):
         members[ALL_TASKS] = tuple(columns)
     pools = [
-        TaskComparison(name, PairedOutcome.PASS, measures, members=names)
+        TaskComparison(name, Outcome.PASS, measures, members=names)
         for name, names in members.items()
         if (measures := _pooled([columns.get(one, []) for one in names], terms))
     ]
@@ -304,8 +280,8 @@ def _measured(
     theirs = candidate.all_scores()
     problems = list(_unjudged_drops(base, candidate))
     for side, task, outcome in (
-        ("candidate", candidate, PairedOutcome.FAIL),
-        ("base", base, PairedOutcome.NOT_COMPARED),
+        ("candidate", candidate, Outcome.FAIL),
+        ("base", base, Outcome.NOT_COMPARED),
     ):
         if task.num_nan_calls:
             problems.append((outcome, f"{side}: {task.nan_calls_in_words}"))
@@ -314,7 +290,7 @@ def _measured(
     for name, was in base.all_scores().items():
         if name not in theirs:
             problem = f"{name} is not judged: the candidate has no values of it"
-            problems.append((PairedOutcome.NOT_COMPARED, problem))
+            problems.append((Outcome.NOT_COMPARED, problem))
             continue
         now = replace(theirs[name], values=tuple(theirs[name].values[place] for place in places))
         if found := _problem_of(name, was, now):
@@ -334,10 +310,10 @@ def _measured(
     measures = [*(column.measure(terms) for column in columns), *measures]
     if not measures and not problems:
         problem = "the task has neither a metric with values nor log-probabilities of right answers"
-        problems.append((PairedOutcome.NOT_COMPARED, problem))
+        problems.append((Outcome.NOT_COMPARED, problem))
     comparison = TaskComparison(
         base.name,
-        PairedOutcome.worst([PairedOutcome.PASS, *(outcome for outcome, _ in problems)]),
+        overall_outcome([Outcome.PASS, *(outcome for outcome, _ in problems)]),
         tuple(measures),
         problem="; ".join(problem for _, problem in problems) or None,
         lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
@@ -356,30 +332,30 @@ def _unjudged_drops(base: TaskResult, candidate: TaskResult) -> Iterator[_Proble
         if name in candidate.scores:
             now = candidate.scores[name].mean
         if now is None:
-            yield PairedOutcome.NOT_COMPARED, f"{name} is missing from the candidate"
+            yield Outcome.NOT_COMPARED, f"{name} is missing from the candidate"
         elif was.higher_is_better is None or now == was.value:
             continue
         elif (now > was.value) != was.higher_is_better:  # also for NaN
             change = f"{name} is worse ({was.value:.4g} -> {now:.4g})"
-            yield PairedOutcome.NOT_COMPARED, f"{change} and nobody judges it: {was.reason}"
+            yield Outcome.NOT_COMPARED, f"{change} and nobody judges it: {was.reason}"
 
 
 def _problem_of(name: str, was: Score, now: Score) -> _Problem | None:
     """Return why a score cannot be compared."""
     what = "log-probabilities" if name == LOG_PROBABILITY else f"values of {name}"
     for outcome, side, score in (
-        (PairedOutcome.FAIL, "candidate", now),
-        (PairedOutcome.NOT_COMPARED, "base", was),
+        (Outcome.FAIL, "candidate", now),
+        (Outcome.NOT_COMPARED, "base", was),
     ):
         if wrong := score.num_wrong:
             all_ = len(score.values)
             return outcome, f"{wrong} of {all_} {what} of the {side} are NaN or infinite"
     if was.higher_is_better is not now.higher_is_better:
-        return PairedOutcome.NOT_COMPARED, f"{name}: the sides differ in whether higher is better"
+        return Outcome.NOT_COMPARED, f"{name}: the sides differ in whether higher is better"
     if any(
         (one is None) is not (two is None) for one, two in zip(was.values, now.values, strict=True)
     ):
-        return PairedOutcome.NOT_COMPARED, f"{name} applies to other items of the candidate"
+        return Outcome.NOT_COMPARED, f"{name} applies to other items of the candidate"
     return None
 
 
@@ -463,22 +439,22 @@ def _judge(
             key = given.name, one.name
             measure = replace(one, p_worse=adjusted[layer][key])
             if measure.p_not_inferior < terms.significance:
-                measure = replace(measure, judged=PairedOutcome.PASS, items_needed=None)
+                measure = replace(measure, judged=Outcome.PASS, items_needed=None)
             elif measure.p_worse < terms.significance:
-                measure = replace(measure, judged=PairedOutcome.FAIL)
+                measure = replace(measure, judged=Outcome.FAIL)
             elif layer == 0 and among_tasks[key] >= 1 - terms.power:
                 # One of the tasks of an equal candidate drops by more with a chance of 1 - power.
                 measure = replace(measure, pool=passing.get(key))
             measures.append(measure)
-        outcomes = [PairedOutcome.PASS if one.pool else one.judged for one in measures]
+        outcomes = [Outcome.PASS if one.pool else one.judged for one in measures]
         return replace(
-            given, measures=tuple(measures), judged=PairedOutcome.worst([given.judged, *outcomes])
+            given, measures=tuple(measures), judged=overall_outcome([given.judged, *outcomes])
         )
 
     passing: dict[tuple[str, str], str] = {}
     judged_pools = [*(judged(1, one) for one in groups), *(judged(2, one) for one in suite)]
     for pool in judged_pools:
-        passed = [one.name for one in pool.measures if one.judged is PairedOutcome.PASS]
+        passed = [one.name for one in pool.measures if one.judged is Outcome.PASS]
         passing |= {(member, name): pool.name for member in pool.members for name in passed}
     judged_tasks = tuple(judged(0, task) for task in tasks)
     return judged_tasks, tuple(judged_pools)

@@ -9,13 +9,12 @@ from assay.files import seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, LevelResult, conclude, not_compared
 from assay.runs.results import write_results
-from assay.verdicts import Level, Measurement, Unmatched, Verdict
+from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
 from assay_bench.baselines import is_baseline, read_baseline
 from assay_bench.comparing import (
     EvaluationComparison,
     Measure,
     Pair,
-    PairedOutcome,
     TaskComparison,
     Terms,
     compare,
@@ -47,17 +46,14 @@ def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
 
 
 def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict, with a level for each task and pool, and a row for each measure.
-
-    An underpowered task has `judged` UNDERPOWERED and verdict NOT_COMPARED.
-    """
+    """Return the verdict, with a level for each task and pool, and a row for each measure."""
     base, candidate = comparison.base, comparison.candidate
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": not_compared(reason)}
     else:
         levels = {one.name: _level_of(one) for one in comparison.parts}
-    wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
+    wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
     verdict = conclude(
         levels,
         Cause("non-finite") if wrong else None,
@@ -91,14 +87,14 @@ def measure_in_words(measure: Measure) -> str:
         return f"{values}{_movement_in_words(measure, margin)}"
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
     drop = "drop" if measure.higher_is_better else "rise"
-    if measure.judged is PairedOutcome.FAIL:
+    if measure.judged is Outcome.FAIL:
         return f"{values}{worse} by more than chance (p = {measure.p_worse:.2g})"
     least_gain = measure.low if measure.higher_is_better else -measure.high
-    if measure.judged is PairedOutcome.PASS and least_gain > measure.margin:
+    if measure.judged is Outcome.PASS and least_gain > measure.margin:
         return (
             f"{values}{better} by more than {margin}: did the training data contain the questions?"
         )
-    if measure.judged is PairedOutcome.PASS:
+    if measure.judged is Outcome.PASS:
         return f"{values}a {drop} of {margin} is excluded"
     instead = f", but {measure.pool} can" if measure.pool else ""
     return (
@@ -108,9 +104,9 @@ def measure_in_words(measure: Measure) -> str:
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
-    if measure.judged is PairedOutcome.FAIL:
+    if measure.judged is Outcome.FAIL:
         return f"more than {margin}, so it is a different model (p = {measure.p_worse:.2g})"
-    if measure.judged is PairedOutcome.PASS:
+    if measure.judged is Outcome.PASS:
         return f"less than {margin}"
     return (
         f"{measure.num_items:,} items cannot decide if this is less than {margin}; about"
@@ -119,16 +115,13 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 
 
 def _level_of(task: TaskComparison) -> LevelResult:
-    failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
-    unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
+    failed = [m for m in task.measures if m.judged is Outcome.FAIL]
+    unsure = [m for m in task.measures if m.judged is Outcome.UNDERPOWERED]
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
     compared *= not task.members  # a pool has the items of its tasks
-    level = Level(
-        verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=task.judged.value
-    )
-    return LevelResult(level)
+    return LevelResult(Level(verdict=task.judged, reason=reason, compared=compared))
 
 
 def _row_of(task: str, measure: Measure) -> Measurement:

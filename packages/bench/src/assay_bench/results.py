@@ -13,12 +13,11 @@ from assay.judge.levels import (
     LevelResult,
     conclude,
     failed,
-    not_compared,
     not_run,
     outcome_of_levels,
     passed,
 )
-from assay.verdicts import Number, Outcome, Verdict
+from assay.verdicts import Level, Number, Outcome, Verdict
 
 LOG_PROBABILITY = "log-probability"
 
@@ -189,8 +188,8 @@ def _headline(results: dict[str, LevelResult]) -> str:
         judged = sum(level.verdict is not None for level in levels.values())
         return f"{judged} tasks ran; every choice is better than a guess."
     names = [n for n, one in levels.items() if (one.verdict or Outcome.NOT_COMPARED) is outcome]
-    problem = "failed" if outcome is Outcome.FAIL else "not compared"
-    return f"{', '.join(names) or 'no task'}: {problem}."
+    problem = {Outcome.FAIL: "failed", Outcome.NOT_COMPARED: "not compared"}
+    return f"{', '.join(names) or 'no task'}: {problem.get(outcome, 'too few items to decide')}."
 
 
 def score_in_words(task: TaskResult) -> str:
@@ -221,7 +220,8 @@ def _level(task: TaskResult) -> LevelResult:
             needed = items_to_tell_from_guess(task.chance)
             if num_items < needed:
                 reason = f"too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
-                return not_compared(reason)
+                level = Level(verdict=Outcome.UNDERPOWERED, reason=reason, compared=num_items)
+                return LevelResult(level)
             reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
             return failed(num_items, reason)
     return passed(num_items)

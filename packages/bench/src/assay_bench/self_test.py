@@ -6,7 +6,6 @@ from assay.api.verdict import CheckedVerdict
 from assay.runs import Progress, RunFolder
 from assay.runs.results import write_results
 from assay.verdicts import Outcome
-from assay_bench.comparing import PairedOutcome
 from assay_bench.comparison_files import compare_folders
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import judge_scores
@@ -40,15 +39,15 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
         )
         for way in recipe.recipe.permutations
     ]
-    if judged.count(PairedOutcome.PASS) == len(judged):
+    if judged.count(Outcome.PASS) == len(judged):
         return Outcome.PASS
-    other = set(judged) <= {PairedOutcome.PASS, PairedOutcome.NOT_COMPARED}
+    other = set(judged) <= {Outcome.PASS, Outcome.NOT_COMPARED}
     return Outcome.NOT_COMPARED if other else Outcome.FAIL
 
 
 def _compare_with_baseline(
     way: str, model: Path, run: str, folder: Path, progress: Progress
-) -> PairedOutcome:
+) -> Outcome:
     """Ask the model that was tuned in one way the questions of its baseline.
 
     Returns: FAIL also for answers that do not pass by themselves, such as those of a guess.
@@ -63,4 +62,4 @@ def _compare_with_baseline(
     comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
     CheckedVerdict.publish(compared)
     progress.note(f"{way}: {comparison.judged}; {compared / 'comparison.md'}")
-    return comparison.judged if alone.verdict is Outcome.PASS else PairedOutcome.FAIL
+    return comparison.judged if alone.verdict is Outcome.PASS else Outcome.FAIL

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay_bench.comparing import PairedOutcome, Terms, compare
+from assay.verdicts import Outcome
+from assay_bench.comparing import Terms, compare
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import Evaluation, TaskResult, judge_scores
 from packages.bench.tests.lm_eval_folders import TASKS, write_folder
@@ -88,13 +89,13 @@ def test_means_are_the_metrics_that_lm_eval_wrote(
 def test_every_metric_of_the_worse_model_fails(sides: dict[str, Evaluation]) -> None:
     found = compare(sides["base"], sides["worse"], TERMS)
     failed = {
-        task.name: {one.name for one in task.measures if one.judged is PairedOutcome.FAIL}
+        task.name: {one.name for one in task.measures if one.judged is Outcome.FAIL}
         for task in found.tasks
     }
     for name, expected in JUDGED.items():
         log_probability = {"log-probability"} if name in LOG_PROBABILITIES else set()
         assert failed[name] == expected | log_probability, name
-    assert compare(sides["worse"], sides["base"], TERMS).judged is not PairedOutcome.FAIL
+    assert compare(sides["worse"], sides["base"], TERMS).judged is not Outcome.FAIL
 
 
 def only(side: Evaluation, name: str) -> Evaluation:
@@ -104,7 +105,7 @@ def only(side: Evaluation, name: str) -> Evaluation:
 @pytest.mark.parametrize("name", [name for name in JUDGED if name != "own"])
 def test_equal_model_passes(sides: dict[str, Evaluation], name: str) -> None:
     side = only(sides["base"], name)
-    assert compare(side, side, TERMS).judged is PairedOutcome.PASS
+    assert compare(side, side, TERMS).judged is Outcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_drop_of_a_single_metric_is_not_a_pass(
     candidate = dataclasses.replace(base, scores=scores)
     found = compare(with_task(base), with_task(candidate), TERMS)
     assert [(m.name, m.judged) for m in found.tasks[0].measures if m.judged == "FAIL"] == [
-        (metric, PairedOutcome.FAIL)
+        (metric, Outcome.FAIL)
     ]
 
 
@@ -131,14 +132,14 @@ def test_drop_of_a_metric_that_nobody_judges_is_not_compared(sides: dict[str, Ev
     lower = dataclasses.replace(base.unjudged["longest"], value=1.5)
     worse = dataclasses.replace(base, unjudged={"longest": lower})
     found = compare(with_task(base), with_task(worse), Terms(accuracy=0.2))
-    assert found.judged is PairedOutcome.NOT_COMPARED
+    assert found.judged is Outcome.NOT_COMPARED
     assert "longest is worse (2 -> 1.5) and nobody judges it" in str(found.tasks[0].problem)
     missing = dataclasses.replace(base, unjudged={})
     assert compare(with_task(base), with_task(missing), Terms(accuracy=0.2)).judged is (
-        PairedOutcome.NOT_COMPARED
+        Outcome.NOT_COMPARED
     )
     same = compare(with_task(base), with_task(base), Terms(accuracy=0.2))
-    assert same.judged is PairedOutcome.PASS
+    assert same.judged is Outcome.PASS
     assert any("longest is not judged" in note for note in same.notes)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.comparing import PairedOutcome, Terms, compare, differences, pairs_of
+from assay_bench.comparing import Terms, compare, differences, pairs_of
 from assay_bench.comparison_files import comparison_as_markdown, verdict_of
 from assay_bench.results import Evaluation, Score, TaskResult
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
@@ -14,24 +14,24 @@ from packages.bench.tests.unit.sample_evaluations import answered, evaluation, i
 TERMS = Terms(accuracy=0.02, log_probability=0.01)
 
 
-def judged(base: TaskResult, candidate: TaskResult) -> PairedOutcome:
+def judged(base: TaskResult, candidate: TaskResult) -> Outcome:
     return compare(evaluation(base), evaluation(candidate), TERMS).judged
 
 
 @pytest.mark.parametrize(
     ("num_lost", "num_items", "expected"),
     [
-        (0, 400, PairedOutcome.PASS),
-        (0, 100, PairedOutcome.UNDERPOWERED),  # 133 items would exclude 2 %
-        (6, 400, PairedOutcome.FAIL),  # p of six heads of six: 1.6 %
-        (4, 400, PairedOutcome.UNDERPOWERED),  # p = 6 %
-        (4, 4000, PairedOutcome.PASS),
+        (0, 400, Outcome.PASS),
+        (0, 100, Outcome.UNDERPOWERED),  # 133 items would exclude 2 %
+        (6, 400, Outcome.FAIL),  # p of six heads of six: 1.6 %
+        (4, 400, Outcome.UNDERPOWERED),  # p = 6 %
+        (4, 4000, Outcome.PASS),
         # Significantly lower, but by less than the margin.
-        (30, 8000, PairedOutcome.PASS),
+        (30, 8000, Outcome.PASS),
     ],
 )
 def test_outcome_depends_on_the_number_of_lost_items(
-    num_lost: int, num_items: int, expected: PairedOutcome
+    num_lost: int, num_items: int, expected: Outcome
 ) -> None:
     base, candidate = answered(num_items, num_items), answered(num_items - num_lost, num_items)
     assert judged(base, candidate) is expected
@@ -43,10 +43,10 @@ def with_log_probabilities(values: list[float]) -> TaskResult:
 
 @pytest.mark.parametrize(
     ("drop", "expected"),
-    [(0.0, PairedOutcome.PASS), (0.005, PairedOutcome.PASS), (0.0095, PairedOutcome.FAIL)],
+    [(0.0, Outcome.PASS), (0.005, Outcome.PASS), (0.0095, Outcome.FAIL)],
 )
 def test_log_probabilities_detect_drops_without_lost_answers(
-    drop: float, expected: PairedOutcome
+    drop: float, expected: Outcome
 ) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value - drop + 0.02 * math.cos(7 * n) for n, value in enumerate(base)]
@@ -56,14 +56,14 @@ def test_log_probabilities_detect_drops_without_lost_answers(
 @pytest.mark.parametrize(
     ("moved", "expected", "words"),
     [
-        (0.0, PairedOutcome.PASS, "): less than 0.0010"),
-        (0.0005, PairedOutcome.PASS, "): less than 0.0010"),
-        (0.001, PairedOutcome.UNDERPOWERED, "items cannot decide if this is less than 0.0010"),
-        (0.002, PairedOutcome.FAIL, "more than 0.0010, so it is a different model"),
+        (0.0, Outcome.PASS, "): less than 0.0010"),
+        (0.0005, Outcome.PASS, "): less than 0.0010"),
+        (0.001, Outcome.UNDERPOWERED, "items cannot decide if this is less than 0.0010"),
+        (0.002, Outcome.FAIL, "more than 0.0010, so it is a different model"),
     ],
 )
 def test_movement_of_the_same_model_is_limited_in_both_directions(
-    moved: float, expected: PairedOutcome, words: str
+    moved: float, expected: Outcome, words: str
 ) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
@@ -71,7 +71,7 @@ def test_movement_of_the_same_model_is_limited_in_both_directions(
     found = compare(*sides, TERMS.model_copy(update={"movement": 0.001}))
     assert found.judged is expected
     assert words in comparison_as_markdown(found)
-    assert compare(*sides, TERMS).judged is PairedOutcome.PASS
+    assert compare(*sides, TERMS).judged is Outcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,7 @@ def test_underpowered_reports_the_needed_items() -> None:
     (measure,) = found.tasks[0].measures
     assert measure.items_needed == 215  # (1.645 + 1.282)² * 0.01 / 0.02²
     verdict, _ = verdict_of(found)
-    assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["sums"].model_extra == {"judged": "UNDERPOWERED"}
+    assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.UNDERPOWERED
     assert "100 items cannot exclude a drop of 2.0%; about 215 would" in str(
         verdict.levels["sums"].reason
     )
@@ -111,8 +110,8 @@ def test_underpowered_reports_the_needed_items() -> None:
 def test_underpowered_pool_forbids_pass() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
     few = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
-    verdict, _ = verdict_of(replace(found, pools=(replace(few.tasks[0], name="all"),)))
-    assert verdict.verdict is Outcome.NOT_COMPARED
+    pooled = replace(found, pools=(replace(few.tasks[0], name="all"),))
+    assert pooled.judged is verdict_of(pooled)[0].verdict is Outcome.UNDERPOWERED
 
 
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
@@ -131,7 +130,7 @@ def test_one_chance_drop_among_many_tasks_does_not_fail() -> None:
     base = evaluation(*[named(f"t{n}", 4000) for n in range(12)])
     one_lower = evaluation(*[named(f"t{n}", 4000 - 6 * (n == 3)) for n in range(12)])
     # As a single task it fails: p = 1/64 is below 5 %.
-    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not PairedOutcome.FAIL
+    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not Outcome.FAIL
 
 
 def test_nan_of_the_candidate_fails_and_nan_of_the_base_is_not_compared() -> None:
@@ -140,13 +139,13 @@ def test_nan_of_the_candidate_fails_and_nan_of_the_base_is_not_compared() -> Non
     verdict, _ = verdict_of(failed)
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
     assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
-    assert judged(bad, good) is PairedOutcome.NOT_COMPARED
+    assert judged(bad, good) is Outcome.NOT_COMPARED
 
 
 def test_task_without_measures_is_not_a_pass() -> None:
     nothing = task([item(n, right=None) for n in range(500)])
-    assert judged(nothing, nothing) is PairedOutcome.NOT_COMPARED
-    assert compare(evaluation(), evaluation(), TERMS).judged is PairedOutcome.NOT_COMPARED
+    assert judged(nothing, nothing) is Outcome.NOT_COMPARED
+    assert compare(evaluation(), evaluation(), TERMS).judged is Outcome.NOT_COMPARED
 
 
 def test_markdown_shows_lost_items_with_their_texts() -> None:
@@ -177,8 +176,8 @@ def suite(num_tasks: int, num_lost: int, num_items: int = 50, num_right: int = 4
 
 def test_drop_too_small_for_each_of_many_tasks_fails_together() -> None:
     found = compare(suite(20, 0), suite(20, 4), TERMS)
-    assert found.judged is PairedOutcome.FAIL
-    assert {one.judged for one in found.tasks} == {PairedOutcome.UNDERPOWERED}
+    assert found.judged is Outcome.FAIL
+    assert {one.judged for one in found.tasks} == {Outcome.UNDERPOWERED}
     (pool,) = found.pools
     (measure,) = pool.measures
     assert (pool.name, measure.num_items) == ("all tasks", 1_000)
@@ -187,7 +186,7 @@ def test_drop_too_small_for_each_of_many_tasks_fails_together() -> None:
 
 def test_tasks_too_small_to_decide_alone_pass_together() -> None:
     found = compare(suite(20, 0), suite(20, 0), TERMS)
-    assert found.judged is PairedOutcome.PASS
+    assert found.judged is Outcome.PASS
     verdict, _ = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.compared == 1_000
@@ -195,18 +194,18 @@ def test_tasks_too_small_to_decide_alone_pass_together() -> None:
         verdict.levels["t3"].reason
     )
     # Two tasks are 100 items, and 133 would exclude 2 %.
-    assert compare(suite(2, 0), suite(2, 0), TERMS).judged is PairedOutcome.UNDERPOWERED
+    assert compare(suite(2, 0), suite(2, 0), TERMS).judged is Outcome.UNDERPOWERED
 
 
 @pytest.mark.parametrize(
     ("num_lost", "expected"),
     [
-        (16, PairedOutcome.FAIL),  # p = 1.5e-5, 1.8e-3 corrected
-        (10, PairedOutcome.UNDERPOWERED),  # p = 1e-3: 0.06 among 60 tasks
-        (3, PairedOutcome.PASS),  # p = 1/8, as one in eight tasks of an equal model
+        (16, Outcome.FAIL),  # p = 1.5e-5, 1.8e-3 corrected
+        (10, Outcome.UNDERPOWERED),  # p = 1e-3: 0.06 among 60 tasks
+        (3, Outcome.PASS),  # p = 1/8, as one in eight tasks of an equal model
     ],
 )
-def test_pool_does_not_hide_a_drop_of_one_task(num_lost: int, expected: PairedOutcome) -> None:
+def test_pool_does_not_hide_a_drop_of_one_task(num_lost: int, expected: Outcome) -> None:
     base = suite(60, 0)
     lost = suite(60, num_lost).tasks["t7"]
     found = compare(base, replace(base, tasks=base.tasks | {"t7": lost}), TERMS)
@@ -225,10 +224,10 @@ def test_large_task_does_not_dilute_a_drop_of_small_ones_of_a_group() -> None:
     )
     now = worse.tasks | {"large": replace(large, items=tuple(turned))}
     found = compare(base, replace(base, tasks=now), TERMS)
-    assert found.judged is PairedOutcome.FAIL
+    assert found.judged is Outcome.FAIL
     assert {pool.name: pool.judged for pool in found.pools} == {
-        "group small": PairedOutcome.FAIL,
-        "all tasks": PairedOutcome.PASS,
+        "group small": Outcome.FAIL,
+        "all tasks": Outcome.PASS,
     }
 
 
@@ -248,8 +247,8 @@ def test_lower_is_better_where_the_task_says_so() -> None:
         rate = Score(kind="yes-no", values=values, higher_is_better=False)
         return replace(answered(400, 400), scores={"refusal_rate": rate})
 
-    assert judged(rated(40), rated(160)) is PairedOutcome.FAIL
-    assert judged(rated(160), rated(40)) is PairedOutcome.PASS
+    assert judged(rated(40), rated(160)) is Outcome.FAIL
+    assert judged(rated(160), rated(40)) is Outcome.PASS
     text = comparison_as_markdown(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS))
     assert "difference +30.0% (+26.4% to +33.9%)" in text
     assert "higher by more than chance" in text
@@ -257,8 +256,8 @@ def test_lower_is_better_where_the_task_says_so() -> None:
 
 def test_next_token_that_is_nan_is_a_failure_of_the_candidate() -> None:
     good = answered(400, 400)
-    assert judged(good, replace(good, num_nan_calls=1)) is PairedOutcome.FAIL
-    assert judged(replace(good, num_nan_calls=1), good) is PairedOutcome.NOT_COMPARED
+    assert judged(good, replace(good, num_nan_calls=1)) is Outcome.FAIL
+    assert judged(replace(good, num_nan_calls=1), good) is Outcome.NOT_COMPARED
 
 
 BASE = answered(5, 10)
@@ -287,7 +286,7 @@ def changed(number: int, **update: str) -> TaskResult:
 )
 def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
-    assert found.judged is PairedOutcome.NOT_COMPARED
+    assert found.judged is Outcome.NOT_COMPARED
     assert list(found.refused) == [told]
 
 

@@ -2,14 +2,20 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from assay.files import write_sealed
 from assay.foreign_text import escape_output
 from assay.output.console import open_text_console
+from assay.report.page.html import render_html
+from assay.report.run_report import read_report
+from assay.report.text_formats import print_report
+from assay.runs import RunFolder
 from assay_bench.baselines import Acceptance, Baseline
 from assay_bench.comparing import Terms, compare
 from assay_bench.comparison_files import (
@@ -42,6 +48,27 @@ def test_a_comparison_leaves_its_verdict_as_json_and_as_text(
     assert found["judged"] == judged
     assert verdict["verdict"] == judged
     assert judged in (tmp_path / "comparison.md").read_text()
+
+
+def test_an_underpowered_comparison_has_one_name_everywhere(tmp_path: Path) -> None:
+    for name, num_right in (("before", 100), ("after", 99)):
+        side = evaluation(answered(num_right, 100))
+        write_sealed(tmp_path / name, Baseline.of(side, ACCEPTED.acceptance))
+    folder = RunFolder.create("bench compare", tmp_path / "compared").path
+    compare_folders(tmp_path / "before", tmp_path / "after", Terms(), {}, folder)
+    report, stream = read_report(folder), io.StringIO()
+    print_report(report, open_text_console(stream))
+    files_ = [(folder / name).read_text() for name in ("verdict.json", "comparison.json")]
+    texts = [
+        *files_,
+        (folder / "comparison.md").read_text(),
+        stream.getvalue(),
+        render_html(report),
+    ]
+    for text in texts:
+        assert "UNDERPOWERED" in text
+        assert not re.search("NOT_COMPARED(?![,)])", text)  # but for the page's style
+    assert "Too few items to decide: this is not a pass." in stream.getvalue()
 
 
 BASE = evaluation(

@@ -17,14 +17,14 @@ def test_choice_must_be_better_than_a_guess() -> None:
     assert judged(1, None) is Outcome.PASS
 
 
-def test_few_items_are_not_compared_with_a_guess() -> None:
+def test_few_items_are_underpowered() -> None:
     # Three of four right have p = 0.051 under a guess of a quarter.
     verdict = judge_scores(evaluation(task(answered(3, 4).items, chance=0.25)))
-    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.verdict is Outcome.UNDERPOWERED
     assert "too few items to tell it from a guess (4 of 58)" in (
         verdict.levels["sums"].reason or ""
     )
-    assert verdict.headline == "sums: not compared."
+    assert verdict.headline == "sums: too few items to decide."
     assert judge_scores(evaluation(task(answered(4, 4).items, chance=0.25))).passed
 
 

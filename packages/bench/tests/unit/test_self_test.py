@@ -11,11 +11,10 @@ from assay.api.verdict import CheckedVerdict
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_bench import self_test
-from assay_bench.comparing import PairedOutcome
 from assay_bench.self_test import run_self_test
 
-PASS, FAIL = PairedOutcome.PASS, PairedOutcome.FAIL
-UNDERPOWERED, OTHER = PairedOutcome.UNDERPOWERED, PairedOutcome.NOT_COMPARED
+PASS, FAIL = Outcome.PASS, Outcome.FAIL
+UNDERPOWERED, OTHER = Outcome.UNDERPOWERED, Outcome.NOT_COMPARED
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def run(
     """Run the self-test; the tuning and the two comparisons end as given."""
 
     def run(
-        *judged: PairedOutcome, learned: Outcome = Outcome.PASS, alone: Outcome = Outcome.PASS
+        *judged: Outcome, learned: Outcome = Outcome.PASS, alone: Outcome = Outcome.PASS
     ) -> Outcome:
         outcomes = iter(judged)
 
@@ -84,7 +83,7 @@ def test_both_ways_are_tuned_and_held_to_their_baselines_on_the_device(
     ],
 )
 def test_too_few_items_are_a_failure_and_other_questions_are_not(
-    run: Callable[..., Outcome], judged: tuple[PairedOutcome, ...], outcome: Outcome
+    run: Callable[..., Outcome], judged: tuple[Outcome, ...], outcome: Outcome
 ) -> None:
     assert run(*judged) is outcome
 

@@ -1,6 +1,7 @@
 """The result of a command: a verdict with one of three outcomes, and its measurements."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -23,16 +24,23 @@ SCHEMA = 1
 
 
 class Outcome(StrEnum):
-    """The outcome of a verdict, and of each of its levels."""
+    """The outcome of a verdict, and of each of its levels, the worst last."""
 
     PASS = "PASS"  # noqa: S105 - not a password
-    FAIL = "FAIL"
+    UNDERPOWERED = "UNDERPOWERED"
+    """Compared, with too few items to decide."""
     NOT_COMPARED = "NOT_COMPARED"
+    FAIL = "FAIL"
 
     @property
     def exit_code(self) -> int:
         """Return the exit code of the command line for this outcome."""
-        return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
+        return {Outcome.PASS: 0, Outcome.FAIL: 1}.get(self, 3)
+
+    @property
+    def severity(self) -> int:
+        """Return the place in the order of the members."""
+        return list(Outcome).index(self)
 
 
 def _to_json(value: object) -> Any:  # noqa: ANN401 - a JSON value
@@ -107,7 +115,7 @@ class Level(Record):
     verdict: Outcome | None
     """Null if the level was not run."""
     reason: str | None = None
-    """The cause in words. Required of a level that was not compared or not run."""
+    """The cause in words. Required of a level that was not run or did not decide."""
     compared: int = 0
 
     @model_validator(mode="before")
@@ -117,7 +125,7 @@ class Level(Record):
 
     @model_validator(mode="after")
     def _require_reason(self) -> Self:
-        if self.verdict in (None, Outcome.NOT_COMPARED) and not self.reason:
+        if self.verdict not in (Outcome.PASS, Outcome.FAIL) and not self.reason:
             raise ValueError(f"a level that is {self.verdict or 'not run'} needs a reason")
         return self
 
@@ -332,13 +340,9 @@ class Ratio:
         )  # fmt: skip
 
 
-def overall_outcome(outcomes: list[Outcome]) -> Outcome:
-    """Return FAIL if any failed, NOT_COMPARED if any was not compared or there is none, else PASS."""
-    if Outcome.FAIL in outcomes:
-        return Outcome.FAIL
-    if not outcomes or Outcome.NOT_COMPARED in outcomes:
-        return Outcome.NOT_COMPARED
-    return Outcome.PASS
+def overall_outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst outcome; NOT_COMPARED if there is none."""
+    return max(outcomes, key=lambda one: one.severity, default=Outcome.NOT_COMPARED)
 
 
 def find_contradiction(verdict: Verdict) -> str | None:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from assay.ci.results import WORST_FIRST, find_contradiction, outermost, read_reports
+from assay.ci.results import find_contradiction, outermost, read_reports
 from assay.errors import UsageError
 from assay.files import write_whole
 from assay.foreign_text import escape_markdown, markdown_code
@@ -24,7 +24,7 @@ from assay.report.page.html import render_page
 from assay.report.text_formats import render_markdown
 from assay.runs import Progress
 from assay.runs.results import VERDICT_FILE
-from assay.verdicts import Outcome
+from assay.verdicts import Outcome, overall_outcome
 from assay_runners.fleet import Fleet, read_fleet
 from assay_runners.planning import (
     Event,
@@ -242,7 +242,7 @@ class RehearsedJob:
     @property
     def outcome(self) -> Outcome | None:
         """FAIL if a session failed; None if the job did not start."""
-        return min((one.outcome for one in self.sessions), key=WORST_FIRST.index, default=None)
+        return overall_outcome(one.outcome for one in self.sessions) if self.sessions else None
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ from assay.launch import SAME_HASHES, ProcessError, end_command
 from assay.models.sources import resolve_model
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
-from assay.verdicts import SCHEMA, Record
+from assay.verdicts import SCHEMA, Outcome, Record
 from assay.watchdog import watched
-from assay_bench.comparing import PairedOutcome
 from assay_bench.performance.records import (
     NUM_WARMUP_ROUNDS,
     RESULT_FILE,
@@ -314,7 +313,7 @@ class EnvironmentComparison(Record):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: int = Field(default=SCHEMA, alias="schema")
-    verdict: PairedOutcome
+    verdict: Outcome
     margin: float
     """Largest acceptable slow-down of B, as a share."""
     suites: list[SuiteComparison]
@@ -350,14 +349,14 @@ def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteCo
     )
 
 
-def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> PairedOutcome:
+def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> Outcome:
     """Return FAIL if any suite is slower, and PASS only if every suite is not slower."""
     speeds = {suite.speed for suite in suites}
     if "slower" in speeds:
-        return PairedOutcome.FAIL
+        return Outcome.FAIL
     if not_compared or not suites:
-        return PairedOutcome.NOT_COMPARED
-    return PairedOutcome.UNDERPOWERED if "UNDERPOWERED" in speeds else PairedOutcome.PASS
+        return Outcome.NOT_COMPARED
+    return Outcome.UNDERPOWERED if "UNDERPOWERED" in speeds else Outcome.PASS
 
 
 Side = Literal["A", "B"]
@@ -558,12 +557,12 @@ def comparison_line(result: EnvironmentComparison) -> str:
     """Describe the verdict, its reason, and what to do if it is undecided."""
     limit = 1 + result.margin
     match result.verdict:
-        case PairedOutcome.PASS:
+        case Outcome.PASS:
             words = f"every suite of B takes less than {limit:g} times as long as in A"
-        case PairedOutcome.FAIL:
+        case Outcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
             words = f"B takes more than {limit:g} times as long as A in {slower}"
-        case PairedOutcome.UNDERPOWERED:
+        case Outcome.UNDERPOWERED:
             words = (
                 f"an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
                 " the intervals, and an idle machine can narrow them further"

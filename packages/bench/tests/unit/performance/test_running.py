@@ -66,7 +66,7 @@ def test_pass_needs_every_suite_not_slower(
     speeds: list[Speed], not_compared: dict[str, str], outcome: str, code: int
 ) -> None:
     found = overall([comparison(speed) for speed in speeds], not_compared)
-    assert (found, found.as_verdict.exit_code) == (outcome, code)
+    assert (found, found.exit_code) == (outcome, code)
 
 
 def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:

@@ -9,8 +9,6 @@ from assay.report.run_report import Report, read_report
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
 
-WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
-
 
 def find_runs(folder: Path) -> list[Path]:
     """Find the folders with a verdict at or below `folder`, without those inside another run."""
@@ -40,5 +38,5 @@ def read_reports(runs: Iterable[Path]) -> tuple[list[Report], list[str]]:
             reports.append(read_report(folder))
         except AssayError as error:
             unreadable.append(f"{markdown_code(folder.name)}: {markdown_code(str(error))}")
-    reports.sort(key=lambda report: WORST_FIRST.index(report.verdict.verdict))
+    reports.sort(key=lambda report: -report.verdict.verdict.severity)
     return reports, unreadable

@@ -255,8 +255,6 @@ def _parameters_of(module: str, parameters: list[str]) -> list[str]:
     return [name for name in parameters if name.rpartition(".")[0] == module]
 
 
-_SEVERITY = (Outcome.PASS, Outcome.NOT_COMPARED, Outcome.FAIL)
-
 # Facts about a rank's own weights, which explain the results of all ranks.
 _WEIGHT_FACTS = ("weights_different", "untied")
 
@@ -301,4 +299,4 @@ def _badness(judgement: Judgement) -> tuple[int, bool, float]:
     ratio = verdict.noise_ratio / verdict.limit if verdict.noise_ratio and verdict.limit else 0.0
     # Written so that NaN, which max() would ignore, is the worst.
     is_placed = verdict.location is not None
-    return _SEVERITY.index(verdict.verdict), is_placed, ratio if ratio >= 0 else float("inf")
+    return verdict.verdict.severity, is_placed, ratio if ratio >= 0 else float("inf")

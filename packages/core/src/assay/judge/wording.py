@@ -118,7 +118,7 @@ def list_diagnoses() -> list[tuple[str, str, str]]:
 
 
 # Signs in addition to colors, which some readers do not see.
-OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
+OUTCOME_SIGNS = {one: {Outcome.PASS: "✓", Outcome.FAIL: "✗"}.get(one, "?") for one in Outcome}
 
 LEVEL_QUESTIONS = {
     "completeness": "Do both dumps hold everything?",
@@ -324,8 +324,8 @@ def describe_ratio(ratio: float) -> str:
 def describe_counts(outcomes: list[Outcome]) -> str:
     """Count the outcomes of several runs, worst first."""
     counts = Counter(outcomes)
-    order = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
-    return ", ".join(f"{counts[outcome]:,} {outcome.value}" for outcome in order if counts[outcome])
+    worst_first = reversed(list(Outcome))
+    return ", ".join(f"{counts[one]:,} {one.value}" for one in worst_first if counts[one])
 
 
 def describe_pooling(width: int) -> str:

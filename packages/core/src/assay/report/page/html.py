@@ -26,7 +26,6 @@ from assay.report.page.pictures import (
 from assay.report.page.tables import MAX_ROWS, draw_ranks, draw_table, draw_tree, is_over_limit
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.runs.folders import RunFolder
-from assay.verdicts import Outcome
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
@@ -124,9 +123,6 @@ def _render(template: str | Template, **context: object) -> str:
     )  # fmt: skip
 
 
-_WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
-
-
 def publish_one(report: Report, output: Path | None = None) -> Path:
     """Write the page of `report` to the new folder `output`, by default to the run's folder.
 
@@ -152,7 +148,7 @@ def write_index(reports: list[Report], folder: Path) -> Path:
     for report in reports:
         page = publish_one(report)
         link_of[report.folder] = quote(Path(os.path.relpath(page, folder)).as_posix())
-    worst_first = sorted(reports, key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
+    worst_first = sorted(reports, key=lambda report: -report.verdict.verdict.severity)
     return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of))
 
 
