@@ -2,10 +2,13 @@
 
 Items are paired by the content of their documents. Each task has a measure for every metric with values per item; one
 for the log-probability of right answers, which detects far smaller changes; and, if both sides must be the same
-model, one for how far these moved. The items of several tasks are pooled for each group and for all tasks. A measure
-fails if it is significantly worse. Its p-value is corrected for all measures (Holm), and tasks, groups and all tasks
-have equal shares of the significance. It passes if a drop of the margin is excluded. Otherwise it is underpowered,
-unless a pool passes that contains it. Passing needs no correction, because chances of a false pass do not add up.
+model, one for how far these moved. The items of several tasks are pooled for each group and for all tasks.
+
+A measure passes if a drop of the margin is excluded, even if it is significantly worse: the margin is the drop that is
+acceptable. Otherwise it fails if it is significantly worse, and is underpowered if not. A failure's p-value is corrected
+for all measures (Holm), and tasks, groups and all tasks have equal shares of the significance. Passing needs no
+correction, because chances of a false pass do not add up. A pool that passes excuses underpowered measures in it.
+Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a margin).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +154,7 @@ class Measure:
     higher_is_better: bool = True
     judged: Outcome = Outcome.UNDERPOWERED
     items_needed: int | None = None
-    """Items that would give an equally good candidate a PASS; None after a PASS."""
+    """Items that an equally good candidate would need for a PASS; None if decided, or if these suffice."""
     pool: str | None = None
     """The pool that passes, and contains this underpowered measure."""
 
@@ -251,8 +254,6 @@ class _Column:
     def measure(self, terms: Terms) -> Measure:
         given, sign = self.differences, 1 if self.higher_is_better else -1
         low, high = sorted(sign * bound for bound in given.interval(1 - 2 * terms.significance))
-        # At least one changed answer: a variance of zero would ask for no items.
-        variance = max(given.variance, (self.kind == "yes-no") / given.num_items)
         return Measure(
             name=self.name,
             kind=self.kind,
@@ -266,7 +267,7 @@ class _Column:
             p_worse=p_worse(given),
             p_not_inferior=p_not_inferior(given, self.margin),
             higher_is_better=self.higher_is_better,
-            items_needed=_needed(variance, self.margin, terms),
+            items_needed=_needed(given, self.margin, terms),
         )
 
 
@@ -398,7 +399,7 @@ def _movement(values: _Values, terms: Terms, allowed: float) -> Measure:
         p_worse=p_not_inferior(squares, -(allowed**2)),
         p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),
         higher_is_better=False,
-        items_needed=_needed(squares.variance, allowed**2, terms),
+        items_needed=_needed(squares.mirrored(), allowed**2, terms),
     )
 
 
@@ -441,7 +442,7 @@ def _judge(
             if measure.p_not_inferior < terms.significance:
                 measure = replace(measure, judged=Outcome.PASS, items_needed=None)
             elif measure.p_worse < terms.significance:
-                measure = replace(measure, judged=Outcome.FAIL)
+                measure = replace(measure, judged=Outcome.FAIL, items_needed=None)
             elif layer == 0 and among_tasks[key] >= 1 - terms.power:
                 # One of the tasks of an equal candidate drops by more with a chance of 1 - power.
                 measure = replace(measure, pool=passing.get(key))
@@ -460,8 +461,10 @@ def _judge(
     return judged_tasks, tuple(judged_pools)
 
 
-def _needed(variance: float, margin: float, terms: Terms) -> int:
-    return items_needed(variance, margin, terms.significance, terms.power)
+def _needed(given: Differences, margin: float, terms: Terms) -> int | None:
+    """Return None if an equally good candidate needs no more items: this one's difference is why."""
+    needed = items_needed(given, margin, terms.significance, terms.power)
+    return needed if needed > given.num_items else None
 
 
 def _clusters(values: _Values) -> list[str]:

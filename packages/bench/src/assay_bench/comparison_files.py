@@ -98,9 +98,15 @@ def measure_in_words(measure: Measure) -> str:
         return f"{values}a {drop} of {margin} is excluded"
     instead = f", but {measure.pool} can" if measure.pool else ""
     return (
-        f"{values}{measure.num_items:,} items cannot exclude a {drop} of {margin}{instead}; about"
-        f" {measure.items_needed:,} would"
+        f"{values}{measure.num_items:,} items cannot exclude a {drop} of {margin}{instead}"
+        f"{_needed_in_words(measure)} if the candidate is as good"
     )
+
+
+def _needed_in_words(measure: Measure) -> str:
+    if measure.items_needed is None:
+        return ", though they usually would"
+    return f"; about {measure.items_needed:,} would"
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
@@ -109,8 +115,8 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
     if measure.judged is Outcome.PASS:
         return f"less than {margin}"
     return (
-        f"{measure.num_items:,} items cannot decide if this is less than {margin}; about"
-        f" {measure.items_needed:,} would if the models are the same"
+        f"{measure.num_items:,} items cannot decide if this is less than {margin}"
+        f"{_needed_in_words(measure)} if the models are the same"
     )
 
 

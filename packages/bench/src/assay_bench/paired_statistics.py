@@ -172,16 +172,22 @@ def p_not_inferior(differences: Differences, margin: float) -> float:
     that zero lost items do not count as certainty. For single answers, this is Tango's test.
     Sources: Tango, Statistics in Medicine 17 (1998), 891-908; Owen, Annals of Statistics 18 (1990), 90-120.
     """
+    total = (differences.mean + margin) * differences.num_items
+    variance = _variance_at(differences, margin)
+    return float(norm.sf(total / math.sqrt(variance))) if variance else 1.0
+
+
+def _variance_at(differences: Differences, margin: float) -> float:
+    """Return the variance of the sum if the mean is minus `margin`; 0 if nothing can change."""
     num = len(differences.sums_K)
     size = differences.num_items / num
     rests_K = differences.sums_K + margin * differences.sizes_K
-    total = float(rests_K.sum())
     largest = max(differences.largest, float(np.abs(differences.sums_K).max()))
     worst = min(margin * size - max(largest, 2 * margin * size), float(rests_K.min()))
     if worst >= 0:
-        return 1.0  # nothing can change
-    if total <= 0:
-        return float(norm.sf(total / math.sqrt(float(np.square(rests_K).sum()) or 1.0)))
+        return 0.0
+    if rests_K.sum() <= 0:
+        return float(np.square(rests_K).sum())
 
     def mean_of_tilted(tilt: float) -> float:
         return float((rests_K / (1 + tilt * rests_K)).sum())
@@ -191,8 +197,7 @@ def p_not_inferior(differences: Differences, margin: float) -> float:
         tilt = float(brentq(mean_of_tilted, 0.0, tilt, xtol=1e-15, rtol=1e-12))
     weights_K = 1 / (num * (1 + tilt * rests_K))
     rest = max(0.0, 1 - float(weights_K.sum()))
-    variance = num * (float((weights_K * rests_K**2).sum()) + rest * worst**2)
-    return float(norm.sf(total / math.sqrt(variance)))
+    return num * (float((weights_K * rests_K**2).sum()) + rest * worst**2)
 
 
 def _smallest_excluded_drop(differences: Differences, significance: float) -> float:
@@ -242,11 +247,16 @@ def holm_in_layers(layers: Sequence[Mapping[Name, float]]) -> list[dict[Name, fl
     return [{name: adjusted[place, name] for name in layer} for place, layer in enumerate(layers)]
 
 
-def items_needed(variance: float, margin: float, significance: float, power: float) -> int:
-    """Return how many items show, with probability `power`, that an equally good candidate is not worse.
+def items_needed(differences: Differences, margin: float, significance: float, power: float) -> int:
+    """Return how many items exclude a drop of `margin`, with probability `power`, if the mean is zero.
 
-    variance: of the difference of one item; for answers, the share of discordant items.
-    margin: the drop to exclude.
+    The score test has one variance if the candidate is worse by the margin, and another if it is as good.
+    At least one item has the largest difference: a variance of zero would ask for too few items.
+    Source: Nam, Biometrics 53 (1997), 1422-1430 (sample size of the score test of paired answers).
     """
-    num_errors = norm.isf(significance) + norm.isf(1 - power)
-    return max(1, math.ceil(float(num_errors**2 * variance / margin**2)))
+    num = differences.num_items
+    equal = replace(differences, sums_K=differences.sums_K - differences.mean * differences.sizes_K)
+    variance = max(equal.variance, differences.largest**2 / num)
+    errors = norm.isf(significance) * math.sqrt(_variance_at(equal, margin) / num)
+    errors += norm.isf(1 - power) * math.sqrt(variance)
+    return math.ceil(float(errors / margin) ** 2)

@@ -11,7 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from assay_bench.paired_statistics import Differences, holm, holm_in_layers, p_not_inferior, p_worse
+from assay_bench.paired_statistics import (
+    Differences,
+    holm,
+    holm_in_layers,
+    items_needed,
+    p_not_inferior,
+    p_worse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +27,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 NUM_PAIRS = 2_000
 NOMINAL = 0.05
+POWER = 0.9
 # Tolerance of a rate over 2,000 pairs.
 ALLOWED = 0.015
 SIZES = (100, 400, 1_319)
@@ -64,6 +72,17 @@ def test_comparison_of_answers(num: int, discordance: float) -> None:
     assert false_passes <= NOMINAL + ALLOWED
     # The exact test stays below the nominal rate, because lost items are whole numbers.
     assert false_fails <= NOMINAL
+
+
+@pytest.mark.parametrize("margin", [0.02, MARGIN, 0.06])
+@pytest.mark.parametrize("discordance", [0.01, 0.02, 0.04, 0.1, 0.3])
+def test_equal_candidates_pass_with_the_needed_items(margin: float, discordance: float) -> None:
+    changed = round(500 * discordance)
+    needed = items_needed(answers(changed, changed, 1_000), margin, NOMINAL, POWER)
+    counts = drawn(needed, 0.0, discordance, needed, NUM_PAIRS)
+    passes = np.mean([p_not_inferior(answers(*one, needed), margin) < NOMINAL for one in counts])
+    show("needed items", f"{needed:,}", f"{discordance:.0%}", f"{margin:.0%}", f"{passes:.1%}")
+    assert POWER - 0.025 <= passes <= POWER + 0.06
 
 
 @pytest.mark.parametrize("num", SIZES)

@@ -1,13 +1,16 @@
 """Pairs, PASS, FAIL and UNDERPOWERED of two evaluations, computed by hand."""
 
 import math
+import random
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.comparing import Terms, compare, differences, pairs_of
-from assay_bench.comparison_files import comparison_as_markdown, verdict_of
+from assay_bench.comparing import EvaluationComparison, Terms, compare, differences, pairs_of
+from assay_bench.comparison_files import comparison_as_markdown, measure_in_words, verdict_of
 from assay_bench.results import Evaluation, Score, TaskResult
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
@@ -26,8 +29,6 @@ def judged(base: TaskResult, candidate: TaskResult) -> Outcome:
         (6, 400, Outcome.FAIL),  # p of six heads of six: 1.6 %
         (4, 400, Outcome.UNDERPOWERED),  # p = 6 %
         (4, 4000, Outcome.PASS),
-        # Significantly lower, but by less than the margin.
-        (30, 8000, Outcome.PASS),
     ],
 )
 def test_outcome_depends_on_the_number_of_lost_items(
@@ -97,14 +98,64 @@ def test_movement_of_a_model_trained_elsewhere_is_not_judged(
 
 
 def test_underpowered_reports_the_needed_items() -> None:
-    found = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
+    found = compare(evaluation(answered(100, 100)), evaluation(answered(100, 100)), TERMS)
     (measure,) = found.tasks[0].measures
-    assert measure.items_needed == 215  # (1.645 + 1.282)² * 0.01 / 0.02²
+    # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 100))² / 0.02²
+    assert measure.items_needed == 322
     verdict, _ = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.UNDERPOWERED
-    assert "100 items cannot exclude a drop of 2.0%; about 215 would" in str(
-        verdict.levels["sums"].reason
+    told = "100 items cannot exclude a drop of 2.0%; about 322 would if the candidate is as good"
+    assert told in str(verdict.levels["sums"].reason)
+
+
+def test_certain_drop_passes_if_a_drop_of_the_margin_is_excluded() -> None:
+    """30 of 8,000 are lost, 0.4 points: p = 0.5^30 for a drop, and more than 0.6 points are excluded."""
+    sides = evaluation(answered(8_000, 8_000)), evaluation(answered(7_970, 8_000))
+    for margin, expected in ((0.02, Outcome.PASS), (0.006, Outcome.PASS), (0.004, Outcome.FAIL)):
+        found = compare(*sides, Terms(accuracy=margin))
+        (measure,) = found.tasks[0].measures
+        assert measure.p_worse == pytest.approx(0.5**30)
+        assert found.judged is measure.judged is expected
+
+
+def simulated(rng: random.Random) -> EvaluationComparison:
+    """Compare answers and log-probabilities, which change by chance and by a drop, with any margins."""
+    num, size = rng.choice([2, 3, 10, 60, 200, 400]), rng.choice([1, 5])
+    changed, drop, noise = (
+        rng.choice([0.0, 0.02, 0.2]),
+        rng.gauss(0, 0.01),
+        rng.choice([0, 0.01, 0.1]),
     )
+    base, candidate = [], []
+    for number in range(num):
+        right, value = rng.random() < 0.7, rng.gauss(-1, 0.1)
+        now = rng.random() < 0.5 if rng.random() < changed else right
+        base.append(item(number, right, value, f"{number // size}"))
+        changed_value = value + rng.gauss(0, noise) - drop
+        candidate.append(item(number, now, changed_value, f"{number // size}"))
+    terms = Terms(
+        accuracy=rng.choice([0.02, 0.1, 0.3]),
+        log_probability=rng.choice([0.003, 0.01, 0.03]),
+        movement=rng.choice([0.003, 0.01, 0.03]),
+    )
+    return compare(evaluation(task(base)), evaluation(task(candidate)), terms)
+
+
+def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
+    rng = random.Random(0)  # noqa: S311 - reproducible
+    told: Counter[str] = Counter()
+    for _ in range(400):
+        for measure in simulated(rng).tasks[0].measures:
+            asked = re.search(r"([\d,]+) items cannot", measure_in_words(measure))
+            enough = re.search(r"about ([\d,]+) would", measure_in_words(measure))
+            assert (asked is not None) is (measure.judged is Outcome.UNDERPOWERED)
+            assert (enough is not None) is (measure.items_needed is not None)
+            if asked and enough:
+                assert int(enough[1].replace(",", "")) > int(asked[1].replace(",", ""))
+            if asked:
+                told[f"{measure.kind}, {'more' if enough else 'these'} would"] += 1
+    kinds = ("yes-no", "nats per byte", "movement")
+    assert set(told) == {f"{kind}, {which} would" for kind in kinds for which in ("more", "these")}
 
 
 def test_underpowered_pool_forbids_pass() -> None:

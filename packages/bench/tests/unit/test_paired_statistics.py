@@ -120,8 +120,16 @@ def test_smallest_p_value_is_multiplied_by_their_number() -> None:
 
 
 def test_items_needed_for_ten_percent_discordance() -> None:
-    # (1.645 + 1.282)² * 0.1 / 0.02²
-    assert items_needed(0.1, 0.02, 0.05, 0.9) == 2141
+    # Tango's variance at a drop of 0.02 is 2q + 0.02 * 0.98 = 0.1031 with q = (sqrt(60² + 4 * 1960) + 60) / 4000.
+    # (1.645 * sqrt(0.1031) + 1.282 * sqrt(0.1))² / 0.02²
+    assert items_needed(answers(50, 50, 1_000), 0.02, 0.05, 0.9) == 2_178
+
+
+def test_items_needed_without_a_difference() -> None:
+    # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 100))² / 0.02²: one item of 100 may change.
+    assert items_needed(answers(0, 0, 100), 0.02, 0.05, 0.9) == 322
+    # Equal numbers have the variance margin² at the drop: 1.645² items.
+    assert items_needed(Differences.of([0.0, 0.0]), 0.02, 0.05, 0.9) == 3
 
 
 def test_pool_and_tasks_share_the_significance() -> None:
