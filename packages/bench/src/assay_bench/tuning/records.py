@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -147,6 +148,8 @@ class DataSource(_RecipePart):
     """
     share: PositiveFloat = 1.0
     """Share of the rows of a batch, relative to the other sources."""
+    margin: NonNegativeFloat = 0.1
+    """Largest acceptable rise of its held-out loss, in nats per token: 0.1 is 10 % of the perplexity."""
 
 
 class Permutation(_RecipePart):

@@ -23,7 +23,6 @@ from assay_bench.tuning.running import (
     LossBand,
     band_of,
     judge_by_baseline,
-    judge_learning,
     judge_losses,
     judge_tunings,
 )
@@ -36,7 +35,10 @@ RECIPE = TuningRecipe(
     batch_size=4,
     sequence_length=16,
     checkpoint_every=1,
-    data=[DataSource(source="sums", share=3.0), DataSource(source="standard-library")],
+    data=[
+        DataSource(source="sums", share=3.0),
+        DataSource(source="standard-library", margin=0.3),
+    ],
     permutations={"full": Permutation(learning_rate=1e-3)},
 )
 BEFORE = {"sums": [4.0, 4.2, 4.4, 4.6], "standard-library": [1.0, 1.1, 1.0, 1.1]}
@@ -77,19 +79,45 @@ BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.2, 2.2, seed=2), tuning(3.1, 2.1,
 
 
 def test_more_probable_held_out_text_passes() -> None:
-    level = judge_learning(tuning()).level
-    assert level.verdict is Outcome.PASS
-    # 3/4 of 4.3 and 1/4 of 1.05; 3/4 of 2.25 and 1/4 of 1.25.
-    assert level.reason is not None
-    assert level.reason.startswith(
-        "held-out loss 3.4875 before and 2.0000 nats per token after 2 steps (p = "
+    verdict, _ = judge_tunings([tuning()], None)
+    assert verdict.verdict is Outcome.PASS
+    learned, sums, library = verdict.levels.values()
+    # 3/4 of 4.3 and 1/4 of 1.05; 3/4 of 2.25 and 1/4 of 1.25. Changes of rows: -1.45, -1.525, -1.45, -1.525. Their
+    # deviation is 0.075 / sqrt(3), and Student's t with three degrees of freedom exceeds 4.5407 in 1 %.
+    assert learned.reason == (
+        "held-out loss 3.4875 before and 2.0000 nats per token after 2 steps (perplexity 32.7 -> 7.389):"
+        " the change is at most -1.3892, and must be below 0.0000"
     )
-    assert level.compared == 4
+    assert learned.compared == 4
+    # Changes -2, -2.1, -2, -2.1: -2.05 + 4.5407 * 0.1 / sqrt(3) / 2.
+    assert str(sums.reason).endswith("the change is at most -1.9189, and must be below 0.1000")
+    assert str(library.reason).endswith("the change is at most +0.2000, and must be below 0.3000")
+
+
+def test_part_that_is_forgotten_fails_and_is_named_although_the_mixture_is_learned() -> None:
+    # exp(1.194) = 3.3, exp(5.268) = 194.
+    start = {"held_out": BEFORE | {"standard-library": [1.194] * 4}}
+    found = tuning(start=start, after=AFTER | {"standard-library": [5.1, 5.2, 5.3, 5.472]})
+    verdict, rows = judge_tunings([found], None)
+    assert verdict.verdict is Outcome.FAIL
+    failed = {name: one.reason for name, one in verdict.levels.items() if one.verdict == "FAIL"}
+    assert list(failed) == ["micro:llama full seed 0: held-out standard-library"]
+    assert "(perplexity 3.3 -> 194):" in str(*failed.values())
+    assert [row.level for row in rows] == list(verdict.levels)
+
+
+@pytest.mark.parametrize(
+    ("rise", "expected"), [(0.29, Outcome.PASS), (0.31, Outcome.FAIL), (math.nan, Outcome.FAIL)]
+)
+def test_part_may_rise_by_its_margin(rise: float, expected: Outcome) -> None:
+    after = AFTER | {"standard-library": [loss + rise for loss in BEFORE["standard-library"]]}
+    assert judge_tunings([tuning(after=after)], None)[0].verdict is expected
 
 
 @pytest.mark.parametrize("after", [BEFORE, {**BEFORE, "sums": [3.0, 5.0, 4.0, 5.1]}])
 def test_chance_improvement_is_not_learning(after: dict[str, list[float]]) -> None:
-    assert judge_learning(tuning(after=after)).level.verdict is Outcome.FAIL
+    verdict, _ = judge_tunings([tuning(after=after)], None)
+    assert verdict.levels["micro:llama full seed 0: learned"].verdict is Outcome.FAIL
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -97,18 +125,20 @@ def test_non_finite_loss_fails_in_spite_of_learning(loss: float) -> None:
     verdict, _ = judge_tunings([tuning(3.0, loss)], None)
     assert verdict.verdict is Outcome.FAIL
     assert verdict.diagnosis == "non-finite"
-    (level,) = verdict.levels.values()
-    assert level.reason == f"the loss of step 1 is {loss}"
+    reasons = {level.reason for level in verdict.levels.values()}
+    assert reasons == {f"the loss of step 1 is {loss}"}
 
 
 def test_losses_are_judged_by_the_baseline() -> None:
     verdict, rows = judge_tunings([tuning(3.05, 2.05, seed=9)], BASELINE)
     assert {name: level.verdict for name, level in verdict.levels.items()} == {
         "micro:llama full seed 9: learned": Outcome.PASS,
+        "micro:llama full seed 9: held-out sums": Outcome.PASS,
+        "micro:llama full seed 9: held-out standard-library": Outcome.PASS,
         "micro:llama full seed 9: losses": Outcome.PASS,
     }
-    assert verdict.compared == 4 + 2
-    assert [row.level for row in rows] == ["micro:llama full seed 9: learned"]
+    assert verdict.compared == 3 * 4 + 2
+    assert [row.level for row in rows] == list(verdict.levels)[:3]
     verdict, _ = judge_tunings([tuning(9.0, 8.0, seed=9)], BASELINE)
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["micro:llama full seed 9: learned"].verdict is Outcome.PASS
@@ -165,7 +195,7 @@ def test_notes_report_perplexities() -> None:
     perplexities, cost = verdict.notes
     assert perplexities == (
         "micro:llama full seed 0: perplexity per token on held-out text:"
-        " sums 73.700 -> 9.488, standard-library 2.858 -> 3.490"
+        " sums 73.7 -> 9.488, standard-library 2.858 -> 3.49"
     )
     assert cost == "micro:llama full seed 0: 120 tokens in 1 s"
 
