@@ -44,6 +44,10 @@ _MarginNats = Annotated[
         "NATS",
     ),
 ]
+_Metrics = Annotated[
+    list[str] | None,
+    Option("Judge only this metric of a task or group; repeatable. Default: all.", "TASK=METRIC"),
+]
 _Movement = Annotated[
     float | None,
     Option(
@@ -304,6 +308,7 @@ def compare(  # noqa: PLR0913 - one for each option
     margin: _Margin = None,
     margin_nats: _MarginNats = None,
     movement: _Movement = None,
+    metric: _Metrics = None,
     cluster: Annotated[
         list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
     ] = None,
@@ -314,7 +319,10 @@ def compare(  # noqa: PLR0913 - one for each option
 
     Example: assay bench compare before/ after/ --margin 0.01
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED or different questions.
+    Example: assay bench compare before/ after/ --metric hellaswag=acc_norm
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED, different questions, or a task
+    that only BASE has.
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
@@ -323,7 +331,12 @@ def compare(  # noqa: PLR0913 - one for each option
 
     folder = RunFolder.create("bench compare", output).path
     terms = _read_terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
-    compare_folders(base, candidate, terms, _parse_clusters(cluster or []), folder)
+    metrics: dict[str, tuple[str, ...]] = {}
+    for task, name in _parse_pairs("metric", metric or []):
+        metrics[task] = (*metrics.get(task, ()), name)
+    terms = terms.model_copy(update={"metrics": terms.metrics | metrics})
+    clusters = dict(_parse_pairs("cluster", cluster or []))
+    compare_folders(base, candidate, terms, clusters, folder)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
@@ -376,10 +389,11 @@ def _read_terms(suite: str, given: dict[str, float | None]) -> "Terms":
     return read_suite(suite).terms.model_copy(update=changed)
 
 
-def _parse_clusters(texts: list[str]) -> dict[str, str]:
+def _parse_pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
+    """Parse values such as TASK=FIELD."""
     from assay.errors import UsageError
 
-    pairs = dict(text.partition("=")[::2] for text in texts)
-    if wrong := [text for text in texts if not text.partition("=")[2]]:
-        raise UsageError(f"--cluster {wrong[0]}: expected TASK=FIELD")
-    return pairs
+    for text in texts:
+        if not all(text.partition("=")):
+            raise UsageError(f"--{option} {text}: expected TASK=VALUE")
+    return [(task, value) for task, _, value in (text.partition("=") for text in texts)]

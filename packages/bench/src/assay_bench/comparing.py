@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from assay.errors import name_some
+from assay.errors import UsageError
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
     Differences,
@@ -47,6 +47,8 @@ class Terms(Record):
     None: the candidate may be another model that is as good. Retrained weights are judged only on the
     same machine with the same torch, because the same training gives other weights elsewhere.
     """
+    metrics: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The metrics to judge of a task or group; all of a task that is not named."""
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Chance of a false FAIL of the whole comparison, and of a false PASS of one measure at its margin."""
     power: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
@@ -57,14 +59,11 @@ Pair = tuple[Item, Item]
 
 
 def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
-    """List how the questions differ.
+    """List how the questions of the tasks that both sides have differ.
 
     Documents are matched by content, in any order.
     """
     found = list(_differing(base.asked, candidate.asked))
-    missing = [name for name in base.tasks if name not in candidate.tasks]
-    if missing:
-        found.append(f"the candidate has no {name_some(missing)}")
     for name, task in base.tasks.items():
         if name in candidate.tasks:
             found += [f"{name}: {what}" for what in _differences_of(task, candidate.tasks[name])]
@@ -192,9 +191,9 @@ class EvaluationComparison:
     pools: tuple[TaskComparison, ...] = ()
     """Groups, and all tasks, where several tasks have the same measure."""
     refused: tuple[str, ...] = ()
-    """Differences between the questions; nothing is compared if there are any."""
+    """Differences between the questions; no task is compared if there are any."""
     notes: tuple[str, ...] = ()
-    """Measures that were not judged, with reasons."""
+    """Tasks of the candidate alone, and measures that were not judged, with reasons."""
 
     @property
     def parts(self) -> tuple[TaskComparison, ...]:
@@ -208,20 +207,27 @@ class EvaluationComparison:
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
-    """Judge a candidate by a base."""
-    if refused := differences(base, candidate):
-        return EvaluationComparison(base, candidate, terms, (), refused=tuple(refused))
-    notes = [
-        f"{task.name}: {name} is not judged: {metric.reason}"
-        for task in base.tasks.values()
-        for name, metric in task.unjudged.items()
+    """Judge a candidate by a base. Raises: UsageError for metrics that the base does not have."""
+    chosen = _chosen_metrics(base, terms.metrics)
+    notes = list(_notes(base, candidate, chosen))
+    base, candidate = (side.only(chosen) for side in (base, candidate))
+    problem = "only the base has this task: the candidate is not compared with it"
+    tasks = [
+        TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
+        for name in base.tasks
+        if name not in candidate.tasks
     ]
+    if refused := differences(base, candidate):
+        return EvaluationComparison(
+            base, candidate, terms, tuple(tasks), refused=tuple(refused), notes=tuple(notes)
+        )
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
         terms = terms.model_copy(update={"movement": None})
-    tasks: list[TaskComparison] = []
     columns: dict[str, list[_Column]] = {}
     for name, task in base.tasks.items():
+        if name not in candidate.tasks:
+            continue
         measured, columns[name] = _measured(task, candidate.tasks[name], terms)
         tasks.append(measured)
     members = {f"group {name}": tasks_ for name, tasks_ in base.groups.items()}
@@ -236,6 +242,45 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     return EvaluationComparison(
         base, candidate, terms, judged_tasks, judged_pools, notes=tuple(notes)
     )
+
+
+def _notes(
+    base: Evaluation, candidate: Evaluation, chosen: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Name the tasks and measures that are not judged."""
+    for name in candidate.tasks:
+        if name not in base.tasks:
+            yield f"only the candidate has {name}: it is not judged and does not affect the verdict"
+    for name, task in base.tasks.items():
+        if name in chosen:
+            left = [one for one in task.all_scores() if one not in chosen[name]]
+            yield f"{name}: {', '.join(chosen[name])} was chosen; not judged: {', '.join(left) or 'nothing'}"
+        else:
+            yield from (
+                f"{name}: {one} is not judged: {metric.reason}"
+                for one, metric in task.unjudged.items()
+            )
+
+
+def _chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the metrics of each task for which some are chosen: by its name, without its filter, or its groups."""
+    chosen: dict[str, list[str]] = {}
+    for place, names in metrics.items():
+        tasks = [
+            name
+            for name in base.tasks
+            if place in (name, name.partition(" (")[0]) or name in base.groups.get(place, ())
+        ]
+        if not tasks:
+            raise UsageError(
+                f"metric of {place}: the base has no such task, only {', '.join(base.tasks)}"
+            )
+        for task in tasks:
+            known = base.tasks[task].all_scores()
+            if wrong := [name for name in names if name not in known]:
+                raise UsageError(f"metric {wrong[0]}: {task} has {', '.join(known) or 'no metric'}")
+            chosen.setdefault(task, []).extend(names)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,10 @@ def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
 def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict, with a level for each task and pool, and a row for each measure."""
     base, candidate = comparison.base, comparison.candidate
+    levels = {one.name: _level_of(one) for one in comparison.parts}
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
-        levels = {"tasks": not_compared(reason)}
-    else:
-        levels = {one.name: _level_of(one) for one in comparison.parts}
+        levels["tasks"] = not_compared(reason)
     wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
     verdict = conclude(
         levels,
@@ -69,7 +68,12 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
             ),
         ],
         compared_unit="items",
-        unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
+        unmatched=Unmatched(
+            expected=[
+                one for one in base.tasks if comparison.refused or one not in candidate.tasks
+            ],
+            actual=[one for one in candidate.tasks if one not in base.tasks],
+        ),
     )
     rows = [_row_of(one.name, measure) for one in comparison.parts for measure in one.measures]
     return verdict, rows
@@ -199,7 +203,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         yield "The two sides answered different questions:"
         yield ""
         yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
-        return
+        yield ""
     yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in comparison.parts:

@@ -1,7 +1,8 @@
 """The answers of a model to tasks, and their verdict: finite numbers, and choices that are better than a guess."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -120,6 +121,22 @@ class TaskResult:
             scores[LOG_PROBABILITY] = Score(kind="nats per byte", values=nats)
         return scores
 
+    def only(self, names: Iterable[str]) -> "TaskResult":
+        """Return the task with only these of its scores. The first yes-or-no one decides what is right."""
+        known = self.all_scores()
+        scores = {name: known[name] for name in names if name in known}
+        nats = scores.pop(LOG_PROBABILITY, None)
+        metric = next((name for name, one in scores.items() if one.kind == "yes-no"), None)
+        rights: Sequence[bool | None] = [None] * len(self.items)
+        if metric is not None:
+            best, values = float(scores[metric].higher_is_better), scores[metric].values
+            rights = [None if value is None else value == best for value in values]
+        items = tuple(
+            replace(one, right=right, log_probability=one.log_probability if nats else None)
+            for one, right in zip(self.items, rights, strict=True)
+        )
+        return replace(self, metric=metric, items=items, scores=scores, unjudged={})
+
     @property
     def nan_calls_in_words(self) -> str:
         """Describe calls of the model that gave NaN."""
@@ -149,6 +166,12 @@ class Evaluation:
     """Model, versions and machine, if known."""
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of groups of tasks, with the names of their tasks."""
+
+    def only(self, metrics: Mapping[str, Sequence[str]]) -> "Evaluation":
+        """Return the evaluation with only these metrics of the tasks that are named."""
+        tasks = self.tasks.items()
+        kept = {n: task.only(metrics[n]) if n in metrics else task for n, task in tasks}
+        return replace(self, tasks=kept)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -80,7 +80,9 @@ def test_equal_candidates_pass_with_the_needed_items(margin: float, discordance:
     changed = round(500 * discordance)
     needed = items_needed(answers(changed, changed, 1_000), margin, NOMINAL, POWER)
     counts = drawn(needed, 0.0, discordance, needed, NUM_PAIRS)
-    passes = np.mean([p_not_inferior(answers(*one, needed), margin) < NOMINAL for one in counts])
+    passes = np.mean(
+        [p_not_inferior(answers(one[0], one[1], needed), margin) < NOMINAL for one in counts]
+    )
     show("needed items", f"{needed:,}", f"{discordance:.0%}", f"{margin:.0%}", f"{passes:.1%}")
     assert POWER - 0.025 <= passes <= POWER + 0.06
 

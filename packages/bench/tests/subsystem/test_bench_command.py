@@ -143,6 +143,7 @@ def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
         (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
         (["compare", "absent", "absent"], "absent: no such file or folder"),
+        (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected TASK=VALUE"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(

@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from assay.errors import UsageError
 from assay.verdicts import Outcome
 from assay_bench.comparing import EvaluationComparison, Terms, compare, differences, pairs_of
-from assay_bench.comparison_files import comparison_as_markdown, measure_in_words, verdict_of
+from assay_bench.comparison_files import (
+    comparison_as_json,
+    comparison_as_markdown,
+    measure_in_words,
+    verdict_of,
+)
 from assay_bench.results import Evaluation, Score, TaskResult
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
@@ -332,7 +338,6 @@ def changed(number: int, **update: str) -> TaskResult:
             "sums: missing from the candidate: 2 of 10 documents",
         ),
         (task([*BASE.items, item(99)]), "sums: only in the candidate: 1 documents"),
-        (replace(BASE, name="other"), "the candidate has no sums"),
     ],
 )
 def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
@@ -347,6 +352,96 @@ def test_order_of_documents_does_not_matter() -> None:
     assert all(one.key == two.key for one, two in pairs_of(BASE, turned))
 
 
-def test_extra_tasks_of_the_candidate_do_not_matter() -> None:
-    more = evaluation(BASE, replace(BASE, name="more"))
-    assert differences(evaluation(BASE), more) == []
+MANY, FEWER = answered(400, 400), answered(390, 400)
+
+
+def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
+    base = evaluation(MANY, replace(MANY, name="mmlu"))
+    found = compare(base, evaluation(MANY), TERMS)
+    assert {task.name: task.judged for task in found.tasks} == {
+        "mmlu": Outcome.NOT_COMPARED,
+        "sums": Outcome.PASS,
+    }
+    verdict, _ = verdict_of(found)
+    assert found.judged is verdict.verdict is Outcome.NOT_COMPARED
+    reason = "only the base has this task: the candidate is not compared with it"
+    assert (verdict.levels["mmlu"].reason, verdict.unmatched.expected) == (reason, ["mmlu"])
+    for text in (comparison_as_markdown(found), comparison_as_json(found)):
+        assert reason in text
+    assert compare(base, evaluation(FEWER), TERMS).judged is Outcome.FAIL
+    assert compare(base, evaluation(), TERMS).judged is Outcome.NOT_COMPARED
+
+
+def test_task_of_the_candidate_alone_is_named_and_does_not_count() -> None:
+    found = compare(evaluation(MANY), evaluation(MANY, replace(FEWER, name="mmlu")), TERMS)
+    verdict, _ = verdict_of(found)
+    assert found.judged is verdict.verdict is Outcome.PASS
+    note = "only the candidate has mmlu: it is not judged and does not affect the verdict"
+    assert (verdict.notes[0], verdict.unmatched.actual) == (note, ["mmlu"])
+    for text in (comparison_as_markdown(found), comparison_as_json(found)):
+        assert note in text
+
+
+def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
+    base = evaluation(BASE, replace(BASE, name="mmlu"))
+    other = evaluation(replace(BASE, asked={"version": 2.0}), replace(BASE, name="more"))
+    text = comparison_as_markdown(compare(base, other, TERMS))
+    for told in (
+        "sums: version is 2.0, base 1.0",
+        "| mmlu | only the base has this",
+        "only the candidate has more",
+    ):
+        assert told in text
+
+
+def with_both_metrics(num_right: int, num_normalized: int, name: str = "sums") -> TaskResult:
+    """400 items with `acc` and `acc_norm`."""
+    scores = {
+        metric: Score(kind="yes-no", values=tuple(float(n < num) for n in range(400)))
+        for metric, num in (("acc", num_right), ("acc_norm", num_normalized))
+    }
+    return replace(answered(num_right, 400), name=name, scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({}, Outcome.FAIL),  # all metrics
+        ({"sums": ["acc"]}, Outcome.PASS),
+        ({"sums": ["acc_norm"]}, Outcome.FAIL),
+        ({"sums": ["acc", "acc_norm"]}, Outcome.FAIL),
+        ({"all": ["acc"]}, Outcome.PASS),  # a group
+    ],
+)
+def test_chosen_metric_decides(metrics: dict[str, list[str]], expected: Outcome) -> None:
+    tasks = [with_both_metrics(300, lost, "sums (first)") for lost in (300, 290)]
+    sides = [replace(evaluation(one), groups={"all": (one.name,)}) for one in tasks]
+    found = compare(sides[0], sides[1], Terms(accuracy=0.02, metrics=metrics))
+    assert found.judged is expected
+    if metrics == {"sums": ["acc_norm"]}:
+        (task,) = found.tasks
+        assert [measure.name for measure in task.measures] == ["acc_norm"]
+        assert [pair[0].key for pair in task.lost] == [f"k{n}" for n in range(290, 300)]
+        assert found.notes == ("sums (first): acc_norm was chosen; not judged: acc",)
+
+
+def test_metric_that_only_the_base_has_is_not_compared() -> None:
+    base, candidate = with_both_metrics(300, 300), with_both_metrics(300, 300)
+    candidate = replace(candidate, scores={"acc": candidate.scores["acc"]})
+    for metrics in ({"sums": ["acc_norm"]}, {}):
+        found = compare(evaluation(base), evaluation(candidate), Terms(metrics=metrics))
+        assert found.judged is Outcome.NOT_COMPARED
+        assert "acc_norm" in comparison_as_markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"mmlu": ["acc"]}, "metric of mmlu: the base has no such task, only sums"),
+        ({"sums": ["f1"]}, "metric f1: sums has acc, acc_norm"),
+    ],
+)
+def test_unknown_task_or_metric_is_an_error(metrics: dict[str, list[str]], told: str) -> None:
+    side = evaluation(with_both_metrics(300, 300))
+    with pytest.raises(UsageError, match=told):
+        compare(side, side, Terms(metrics=metrics))

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from assay.errors import UsageError
+from assay_bench.comparing import Terms
 from assay_bench.run_tasks import (
     TASKS,
     TaskSuite,
@@ -22,6 +23,12 @@ def test_every_shipped_suite_is_read(name: str) -> None:
     suite = read_suite(name)
     assert suite.tasks
     assert set(suite.clusters) <= set(suite.tasks)
+
+
+def test_a_suite_chooses_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('tasks = ["hellaswag"]\n[terms.metrics]\nhellaswag = ["acc_norm"]\n')
+    assert read_suite(str(path)).terms == Terms(metrics={"hellaswag": ("acc_norm",)})
 
 
 def test_the_offline_suite_needs_no_network(tmp_path: Path) -> None:
