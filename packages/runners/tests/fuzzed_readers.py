@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from assay_runners.checking.rules import check_workflows, read_sessions
+from assay_runners.checking.rules import check_workflows
 from assay_runners.fleet import read_fleet
 from assay_runners.planning import explain_plan, make_plan
 from assay_runners.rendering import render_fleet
@@ -59,7 +59,7 @@ def _write_workflows(folder: Path) -> None:
 
 
 def _check(folder: Path) -> object:
-    found = check_workflows(folder, read_fleet(_ROOT), read_sessions(_ROOT))
+    found = check_workflows(folder, read_fleet(_ROOT))
     return [str(one) for one in found]
 
 

@@ -302,12 +302,12 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     import json
     from dataclasses import asdict
 
-    from assay_runners.checking.rules import Finding, check_workflows, read_sessions
+    from assay_runners.checking.rules import Finding, check_workflows
     from assay_runners.fleet import read_fleet
     from assay_runners.rendering import find_outdated
 
     fleet = read_fleet(root)
-    found = check_workflows(root, fleet, read_sessions(root))
+    found = check_workflows(root, fleet)
     found += [
         Finding(str(path), 1, "rendered", f"{problem}; run `assay runners render`")
         for path, problem in find_outdated(root, fleet).items()

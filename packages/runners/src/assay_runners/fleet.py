@@ -93,7 +93,7 @@ class RunnerKind(Entry):
     """The runners of a vendor with one number of cards."""
 
     cards: int = Field(ge=0, le=1024, strict=True)
-    sessions: tuple[NonEmpty, ...] = Field(min_length=1)
+    sessions: tuple[Literal["check", "smoke", "expectations", "bench"], ...] = Field(min_length=1)
     timeout_minutes: int = Field(ge=5, le=360, strict=True)
     budget_minutes: int = Field(ge=1, le=300, strict=True)
     max_runners: int = Field(ge=1, le=1000, strict=True)

@@ -71,6 +71,11 @@ def test_labels_fit_the_limit_of_the_chart() -> None:
         ),
         ('sessions = ["smoke"]', 'sessions = "smoke"', "it has to be an array: [...]"),
         ('sessions = ["smoke"]', 'sessions = ["smoke", "smoke"]', "one is named twice"),
+        (
+            'sessions = ["smoke"]',
+            'sessions = ["smok"]',
+            "sessions[1]: Input should be 'check', 'smoke'",
+        ),
         ("from_registry = false", 'from_registry = "no"', "[acme]: torch.from_registry: "),
         ("shown.by = [", 'shown.pci_vendor = "0x1"\nshown.by = [', "pci_classes go together"),
         ("health = {", 'model_cache = "models"\nhealth = {', "[acme]: model_cache: "),

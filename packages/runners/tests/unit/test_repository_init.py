@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from assay.errors import UsageError
-from assay_runners.checking.rules import check_workflows, read_sessions
+from assay_runners.checking.rules import check_workflows
 from assay_runners.commands import app
 from assay_runners.fleet import RUNNERS_FILE, read_fleet
 from assay_runners.planning import make_plan
@@ -83,7 +83,7 @@ def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
     called = "new-owner/checks/.github/workflows/accelerator.yml@main"
     smoke = root / ".github/workflows/smoke.yml"
     smoke.write_text(texts[".github/workflows/smoke.yml"].replace(called, f"{own}{called[17:-5]}"))
-    found = check_workflows(root, fleet, read_sessions(root))
+    found = check_workflows(root, fleet)
     assert {(one.file.rsplit("/")[-1], one.rule) for one in found} == {
         ("smoke.yml", "machine-guard")
     }

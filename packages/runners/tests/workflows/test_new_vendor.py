@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.checking.rules import check_workflows, read_sessions
+from assay_runners.checking.rules import check_workflows
 from assay_runners.fleet import RUNNERS_FILE, Fleet, read_fleet
 from assay_runners.planning import make_plan
 from packages.runners.tests.event_payloads import HEAD, labeled
@@ -70,4 +70,4 @@ def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet
 
 
 def test_a_new_vendor_needs_no_edit_of_a_workflow(root: Path, fleet: Fleet) -> None:
-    assert check_workflows(root, fleet, read_sessions(root)) == []
+    assert check_workflows(root, fleet) == []

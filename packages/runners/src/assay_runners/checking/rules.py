@@ -1,16 +1,15 @@
 """The rules for the committed workflows that no general linter has, and the function that applies them.
 
-Most are about relations: what a workflow may have depends on its other jobs, its callers and its events.
-`vocabulary.toml` lists the keys and values that all of them may have. The table `RULES` is at the end.
+`vocabulary.toml` lists the keys and values that files may have, and those that they must have. The other rules are about
+relations: what a workflow may have depends on its other jobs, its callers and its events. The table `RULES` is at the end.
 """
 
-import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,7 @@ from assay_runners.checking.workflow_documents import (
     normalize,
     read_documents,
 )
-from assay_runners.fleet import RUNNERS_FILE, Fleet
-from assay_runners.planning import (
-    BEFORE_MACHINES,
-    FIRST_TIERS,
-    NIGHTLY,
-    RELEASE,
-    RELEASE_TAGS,
-    TIER_SESSIONS,
-)
+from assay_runners.fleet import Fleet, GitHub
 
 _ACCELERATOR = "accelerator.yml"
 _HEAD = "github.event.pull_request.head.sha"
@@ -50,59 +41,37 @@ _COMMIT = re.compile(r"@[0-9a-f]{40}$")
 _VERSION = re.compile(r"# v\d+\.\d+\.\d+\s*$")
 
 
-def pushes(document: Document, _: Document, context: Context) -> Iterator[Problem]:
-    """Require that only a push to the protected branch, or the tag of a release, starts a workflow."""
-    branches = {"branches": [context.fleet.github.protected_ref]}
-    allowed = {"tags": [RELEASE_TAGS]} if document.name == RELEASE else branches
-    push = document.events.get("push")
-    if push is not None and push != allowed:
-        ((key, names),) = allowed.items()
-        yield document.line_of("on"), f"other pushes start this; write {key}: [{', '.join(names)}]"
-
-
-def schedules(document: Document, _: Document, context: Context) -> Iterator[Problem]:
-    """Require the schedules of runners/github.toml, by which the planner recognizes the workflow."""
-    github = context.fleet.github
-    known = {"nightly.yml": github.nightly, "reaper.yml": github.reaper}
-    if "schedule" in document.events and document.crons != [known.get(document.name)]:
-        has = known.get(document.name)
-        message = f"its crons are {document.crons}; runners/github.toml has {has!r}"
-        yield document.line_of("on"), message
-
-
 def called_alone(document: Document, *_: object) -> Iterator[Problem]:
-    """Require that only other workflows start a called one: a person could enter any commit."""
+    """Require that only other workflows start a called one: an event would leave its inputs empty."""
     others = document.events.keys() - {"workflow_call"}
     if "workflow_call" in document.events and others:
-        message = f"{', '.join(sorted(others))} would start it without the commit of a caller"
+        message = f"{', '.join(sorted(others))} would start it without the inputs of a caller"
         yield document.line_of("on"), message
 
 
 def labels_without_new_commits(
     document: Document, _: Document, context: Context
 ) -> Iterator[Problem]:
-    """Require that no push starts a workflow that reads labels: a label is valid for one commit."""
+    """Require that only a new label starts a workflow that reads labels: a label is for one commit."""
     types = document.types("pull_request")
-    others = types - {"labeled"}
-    if "labeled" in types and others:
-        message = f"labeled and {', '.join(sorted(others))}: a push would run under an older label"
+    others = ", ".join(sorted(types - {"labeled"}))
+    readers = [document.name] if "labeled" in types else _find_label_readers(document, context)
+    for reader in readers if others else ():
+        message = f"{others}: no label is given then, and {reader} depends on labels"
         yield document.line_of("on"), message
-    elif others:
-        for asking in _find_label_readers(document, context):
-            message = f"{asking} reads labels, and a push starts it: a label is for one commit"
-            yield document.line_of("on"), message
 
 
 def no_foreign_code_with_write_access(job: Job, *_: object) -> Iterator[Problem]:
     """Forbid actions and calls in workflows of pull_request_target. The vocabulary lists commands."""
     for user in (job, *job.steps):
         if user.uses:
-            yield user.line, f"{user.uses} could run code of the author with a token that may write"
+            message = f"pull_request_target starts this: only commands may run, not {user.uses}"
+            yield user.line, message
 
 
 def _find_label_readers(document: Document, context: Context) -> Iterator[str]:
     """Find the files with a condition on a label, among a workflow and all that it calls."""
-    for other in context.workflows:
+    for other in context.calls.workflows:
         if document.name not in context.calls.callers[other.name]:
             continue
         conditions = [
@@ -121,7 +90,7 @@ def labeled_commits(job: Job, *_: object) -> Iterator[Problem]:
     refs += [(step.inputs.get("ref"), step.line) for step in job.steps if step.is_checkout]
     for ref, line in refs:
         if list(expressions_in(str(ref))) == ["github.sha"]:
-            yield line, f"a label starts this, and {ref!r} is not its commit; write {_HEAD}"
+            yield line, f"under a label, {ref!r} is a merge of its commit; write {_HEAD}"
 
 
 def compared_commits(job: Job, *_: object) -> Iterator[Problem]:
@@ -129,10 +98,9 @@ def compared_commits(job: Job, *_: object) -> Iterator[Problem]:
     for number, step in enumerate(job.steps):
         after = job.steps[number + 1] if number + 1 < len(job.steps) else None
         if number and step.is_checkout:
-            yield step.line, "something runs before the checkout"
+            yield step.line, "a step precedes this checkout: check out first, once"
         if step.is_checkout and not _is_comparison(after, step, job.env):
-            message = f"the next step must be `{_COMPARISON}`, with the checkout's ref as SHA"
-            yield step.line, message
+            yield step.line, f"the next step must be `{_COMPARISON}`, SHA its ref, without `if`"
 
 
 def _is_comparison(step: Step | None, checkout: Step, env: dict[str, object]) -> bool:
@@ -146,45 +114,15 @@ def named_versions(step: Step, document: Document, _: Context) -> Iterator[Probl
     """Require the version of each foreign action, which updates of its commit read."""
     line = step.line_of("uses")
     if _COMMIT.search(step.uses) and not _VERSION.search(document.text.split("\n")[line - 1]):
-        yield line, f"{step.uses} has no version; write it after the commit: # v1.2.3"
+        yield line, f"write the version of {step.uses} after it: # v1.2.3"
 
 
-def guarded_machines(job: Job, document: Document, context: Context) -> Iterator[Problem]:
-    """Require calls of accelerator.yml at the protected branch, from workflows that an event starts."""
-    if called_file(job.uses) != _ACCELERATOR:
-        return
+def guarded_machines(job: Job, _: Document, context: Context) -> Iterator[Problem]:
+    """Require calls of accelerator.yml at the protected branch, the one file whose jobs get machines."""
     github = context.fleet.github
     protected = f"{github.repository}/.github/workflows/{_ACCELERATOR}@{github.protected_ref}"
-    if job.uses != protected:
-        message = f"{job.uses} is not {protected}: a pull request could edit it"
-        yield job.line_of("uses"), message
-    if "workflow_call" in document.events:
-        message = f"other workflows can call {document.name}: its callers decide who approves"
-        yield job.line_of("uses"), message
-    environment = document.name.rsplit(".", 1)[0]
-    approving = (document.jobs[name].environment for name in _find_predecessors(document, job))
-    if "workflow_dispatch" in document.events and environment not in approving:
-        message = f"{job.id} waits for no job with the environment {environment} and its reviewers"
-        yield job.line, message
-
-
-def known_needs(job: Job, document: Document, _: Context) -> Iterator[Problem]:
-    """Require that a job waits for existing jobs: otherwise GitHub rejects the whole file."""
-    for name in job.needs:
-        if name not in document.jobs:
-            near = get_close_matches(name, document.jobs, n=1)
-            nearest = f"; nearest is {near[0]}" if near else ""
-            message = f"{job.id} needs the job {name!r}, which does not exist{nearest}"
-            yield job.line_of("needs"), message
-
-
-def tests_first(job: Job, document: Document, _: Context) -> Iterator[Problem]:
-    """Require that all jobs that do not precede the job `tests` wait for it."""
-    tests = document.jobs.get("tests")
-    if tests is None or job is tests or job.id in _find_predecessors(document, tests):
-        return
-    if "tests" not in _find_predecessors(document, job):
-        yield job.line_of("needs"), f"{job.id} does not wait for the job `tests`"
+    if called_file(job.uses) == _ACCELERATOR and job.uses != protected:
+        yield job.line_of("uses"), f"{job.uses} is not {protected}, the file for jobs on machines"
 
 
 def groups_of_labels(job: Job, *_: object) -> Iterator[Problem]:
@@ -194,7 +132,7 @@ def groups_of_labels(job: Job, *_: object) -> Iterator[Problem]:
     expression = " ".join(expressions_in(name))
     for part, pattern in _PARTS_OF_GROUPS.items():
         if name and not re.search(pattern, expression):
-            message = f"{job.id} shares its group with others: add the {part}"
+            message = f"name the {part} in the group of {job.id}, to keep the jobs of labels apart"
             yield job.line_of("concurrency"), message
 
 
@@ -205,18 +143,6 @@ _PARTS_OF_GROUPS = {
 }
 
 
-def _find_predecessors(document: Document, job: Job) -> set[str]:
-    """Find the jobs that `job` waits for, directly or indirectly."""
-    before: set[str] = set()
-    waiting = list(job.needs)
-    while waiting:
-        name = waiting.pop()
-        if name in document.jobs and name not in before:
-            before.add(name)
-            waiting += document.jobs[name].needs
-    return before
-
-
 _FILE = "packages/runners/src/assay_runners/checking/vocabulary.toml"
 _MAX_MINUTES = 360
 _CALLERS_MINUTES = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
@@ -224,16 +150,30 @@ _CALLERS_MINUTES = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 _Allowed = str | list[Any]
 
 
-def known_words(document: Document, _: Document, context: Context) -> Iterator[Problem]:
-    """Report every key and value that the vocabulary does not list."""
-    vocabulary = _read_vocabulary()
-    common = vocabulary["workflow" if document in context.workflows else "action"]
-    words = _Words([vocabulary.get(document.name, {}), common], context)
-    for scalar in find_scalars(document.raw):
-        problem = words.find_problem(scalar)
-        if problem:
-            advice = f"If you need it, add to {_FILE}: {_line_for(scalar)}"
-            yield scalar.line, f"{scalar.numbered}: {problem}. {advice}"
+def known_values(document: Document, _: Document, context: Context) -> Iterator[Problem]:
+    """Report every value that the vocabulary does not list for its place."""
+    words = _Words(document, context.fleet.github)
+    for scalar in filter(lambda scalar: scalar.place, find_scalars(document.raw)):
+        if problem := words.find_problem(scalar):
+            yield scalar.line, f"{scalar.numbered}: {problem}"
+
+
+def missing_values(document: Document, _: Document, context: Context) -> Iterator[Problem]:
+    """Report every value of the file's own table that the file lacks."""
+    words = _Words(document, context.fleet.github)
+    scalars = list(find_scalars(document.raw))
+    for key, allowed in _read_vocabulary().get(document.file, {}).items():
+        values = [scalar.value for scalar in scalars if _pattern(key).fullmatch(scalar.place)]
+        for entry in allowed if isinstance(allowed, list) else [allowed]:
+            one = [entry] if isinstance(allowed, list) else entry
+            if not any(words.is_allowed(value, one) for value in values):
+                message = f"{key} lacks {words.fill(entry)!r}. If it may go, remove it from {_FILE}"
+                yield _find_nearest(scalars, key).line, message
+
+
+def _find_nearest(scalars: Iterable[Scalar], key: str) -> Scalar:
+    """Find the value whose place begins most like a key."""
+    return max(scalars, key=lambda one: len(commonprefix([one.place, key])))  # noqa: RUF071 - no paths
 
 
 def required_keys(document: Document, *_: object) -> Iterator[Problem]:
@@ -243,11 +183,9 @@ def required_keys(document: Document, *_: object) -> Iterator[Problem]:
     def find_missing(node: CommentedMap, keys: list[str], line: int) -> Iterator[Problem]:
         yield from ((line, f"{key} is missing") for key in keys if key not in node)
 
-    yield from find_missing(document.raw, required["workflow"], 1)
+    yield from find_missing(document.raw, required.get(document.kind, ()), 1)
     for job in document.jobs.values():
-        keys = required["call" if job.uses else "job"]
-        keys = keys + required.get(f"{document.name} {job.id}", [])
-        yield from find_missing(job.raw, keys, job.line)
+        yield from find_missing(job.raw, required["call" if job.uses else "job"], job.line)
         for step in filter(lambda step: step.is_checkout, job.steps):
             yield from find_missing(step.inputs, required["checkout"], step.line)
 
@@ -266,62 +204,73 @@ def _read_vocabulary() -> dict[str, Any]:
     return read
 
 
+@dataclass(frozen=True)
 class _Words:
     """The allowed values of a file, by place."""
 
-    def __init__(self, tables: Iterable[Mapping[str, _Allowed]], context: Context) -> None:
-        """Take the tables of the file itself and of its kind. The first with a place decides."""
-        self._tables = [
-            [
-                (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
-                for place, allowed in table.items()
-            ]
-            for table in tables
-        ]
-        github = context.fleet.github
-        self._names = {
-            **github.model_dump(),
-            "own": github.own,
-            "job_action": github.job_action,
-        }
-        self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
+    document: Document
+    github: GitHub
+
+    @cached_property
+    def _tables(self) -> dict[str, Mapping[str, _Allowed]]:
+        """The tables of the file itself and of its kind. The first with a place decides."""
+        titles = (self.document.file, self.document.kind)
+        return {title: _read_vocabulary().get(title, {}) for title in titles}
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        derived = ("organization", "own", "job_action")
+        return self.github.model_dump() | {name: getattr(self.github, name) for name in derived}
 
     def find_problem(self, scalar: Scalar) -> str:
-        """Say why the value is not allowed; "" if it is."""
-        listed = ([one for key, one in t if key.fullmatch(scalar.place)] for t in self._tables)
-        allowed = next(filter(None, listed), [])
-        if not allowed:
-            return "no workflow of ours has this key"
-        if any(self._is_allowed(scalar.value, one) for one in allowed):
-            return ""
-        if any(self._is_allowed(_toggle_quotes(scalar.value), one) for one in allowed):
-            quotes = "without" if isinstance(scalar.value, str) else "with"
-            return f"write {scalar.value} {quotes} quotes"
-        return f"{_normalize_space(scalar.value)!r} is a new value"
+        """Say why the value is not allowed, and what to edit if it should be; "" if it is."""
+        value = _normalize_space(scalar.value)
+        for title, table in self._tables.items():
+            keys = [key for key in table if _pattern(key).fullmatch(scalar.place)]
+            if any(self.is_allowed(scalar.value, table[key]) for key in keys):
+                return ""
+            if any(self.is_allowed(_toggle_quotes(scalar.value), table[key]) for key in keys):
+                return f"write {value} {'without' if isinstance(value, str) else 'with'} quotes"
+            if keys and isinstance(kind := table[keys[0]], str):
+                return f"{value!r} is not {kind!r}, as {_FILE} describes it"
+            if keys:
+                place = f'{json.dumps(keys[0])} under ["{title}"] in {_FILE}'
+                return f"{value!r} is not listed. If you need it, add it to {place}"
+        line = f"{json.dumps(scalar.place)} = {json.dumps([value], default=str)}"
+        place = f'{_FILE}, under ["{self.document.file}"]'
+        return f"the file may not have this key. If you need it, add to {place}: {line}"
 
-    def _is_allowed(self, value: object, allowed: _Allowed) -> bool:
+    def is_allowed(self, value: object, allowed: _Allowed) -> bool:
+        """Check a value against a kind or a list of values."""
         if isinstance(allowed, str):
             return _KINDS[allowed](value)
         return any(self._is_entry(value, entry) for entry in allowed)
 
+    def fill(self, entry: object) -> object:
+        """Replace the names of settings by their values."""
+        if not isinstance(entry, str):
+            return entry
+        return _normalize_space(
+            re.sub(r"<(\w+)>", lambda name: self._names.get(name[1], name[0]), entry)
+        )
+
     def _is_entry(self, value: object, entry: object) -> bool:
         if not isinstance(value, str) or not isinstance(entry, str):
             return isinstance(value, bool) == isinstance(entry, bool) and value == entry
-        filled = re.sub(r"<(\w+)>", lambda name: self._names.get(name[1], name[0]), entry)
-        pattern = re.escape(str(_normalize_space(filled)))
+        pattern = re.escape(str(self.fill(entry)))
         pattern = pattern.replace(re.escape("<sha>"), "[0-9a-f]{40}")
-        pattern = pattern.replace(re.escape("<session>"), f"(?:{self._sessions})")
         return re.fullmatch(pattern, str(_normalize_space(value))) is not None
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    """Compile a key of the vocabulary."""
+    escaped = re.escape(key).replace(r"\*\*", ".+")
+    return re.compile(escaped.replace(r"\*", r"[^.\[\]]+"))
 
 
 def _normalize_space(value: object) -> object:
     return " ".join(value.split()) if isinstance(value, str) else value
-
-
-def _line_for(scalar: Scalar) -> str:
-    """Write the line of the vocabulary that would allow the value."""
-    place = re.sub(r"^jobs\.[^.]+", "jobs.*", scalar.place)
-    return f"{json.dumps(place)} = {json.dumps([_normalize_space(scalar.value)], default=str)}"
 
 
 def _toggle_quotes(value: object) -> object:
@@ -343,7 +292,7 @@ def _has_known_expressions(value: object) -> bool:
 
 
 _KINDS: dict[str, Callable[[object], bool]] = {
-    "text": lambda value: isinstance(value, str) and "${{" not in value,
+    "text": lambda value: isinstance(value, str | bool) and "${{" not in str(value),
     "words": _has_known_expressions,
     "minutes": _is_minutes,
     "nothing": lambda value: value is None or value == {},
@@ -374,12 +323,12 @@ class Rule:
     """Called with a part, its document and the context."""
     parts: Callable[[Document], Iterable[Document | Job | Step]] = lambda document: (document,)
     applies: Callable[[CallGraph, Document], bool] = lambda *_: True
-    also_to_actions: bool = False
 
-    def problems(self, document: Document, context: Context) -> Iterator[Problem]:
+    def find_problems(self, document: Document, context: Context) -> Iterator[Problem]:
         """Find the problems of one file."""
-        if self.applies(context.calls, document):
-            for part in self.parts(document):
+        parts = list(self.parts(document))
+        if parts and self.applies(context.calls, document):
+            for part in parts:
                 yield from self.find(part, document, context)
 
 
@@ -391,8 +340,6 @@ RULES = {
     "required": Rule(required_keys),
     "checkout": Rule(labeled_commits, _jobs, CallGraph.is_reached_by_label),
     "commit-compared": Rule(compared_commits, _jobs, CallGraph.is_reached_by_label),
-    "push": Rule(pushes),
-    "schedule": Rule(schedules),
     "called-alone": Rule(called_alone),
     "label-and-push": Rule(labels_without_new_commits),
     "pull-request-target": Rule(
@@ -401,94 +348,39 @@ RULES = {
         lambda calls, document: calls.is_reached_by(document, "pull_request_target"),
     ),
     "machine-guard": Rule(guarded_machines, _jobs),
-    "needs": Rule(known_needs, _jobs),
-    "tests-first": Rule(tests_first, _jobs),
     "concurrency": Rule(groups_of_labels, _jobs, CallGraph.is_reached_by_label),
-    "version": Rule(named_versions, lambda document: document.steps, also_to_actions=True),
-    "vocabulary": Rule(known_words, also_to_actions=True),
+    "version": Rule(named_versions, lambda document: document.steps),
+    "vocabulary": Rule(known_values),
+    "complete": Rule(missing_values),
 }
 
 
-def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list[Finding]:
-    """Check the workflows and actions below `root`.
+def check_workflows(root: Path, fleet: Fleet) -> list[Finding]:
+    """Check the workflows, the actions and CODEOWNERS below `root`.
 
-    sessions: those of the noxfile.
     Returns: the findings, sorted.
     Raises: UsageError if there is no workflow, or a file is not YAML.
     """
-    workflows, actions = map(tuple, read_documents(root))
+    documents = read_documents(root)
     special_syntax = [
         Finding(document.file, line, "plain-yaml", f"{kind} is not allowed; write it out")
-        for document in (*workflows, *actions)
+        for document in documents
         for line, kind in document.special_syntax
     ]
     if special_syntax:
         return sorted(special_syntax)  # the values behind aliases were not read
-    context = Context(workflows, actions, CallGraph(workflows), fleet, sessions)
-    empty = [
-        Finding(document.file, 1, "empty", "it has no jobs or no event")
-        for document in workflows
-        if not document.jobs or not document.events
-    ]
-    unknown = [
-        Finding(place, 1, "session", problem) for place, problem in _find_unknown_sessions(context)
-    ]
+    context = Context(CallGraph(tuple(one for one in documents if one.kind == "workflow")), fleet)
     found = {
         Finding(document.file, line, name, message)
-        for document in context.documents
+        for document in documents
         for name, rule in RULES.items()
-        if rule.also_to_actions or document in workflows
-        for line, message in rule.problems(document, context)
-    }.union(empty, unknown)
-    # On a line that another rule names, the vocabulary says nothing new.
-    named = {(one.file, one.line) for one in found if one.rule != "vocabulary"}
-    return sorted(
-        one for one in found if one.rule != "vocabulary" or (one.file, one.line) not in named
-    )
-
-
-def _find_unknown_sessions(context: Context) -> Iterator[tuple[str, str]]:
-    """Find the sessions of the planner and of machines that nox does not have, with their places."""
-    planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "bench", "recapture"}
-    planned |= {name for names in TIER_SESSIONS.values() for name in names}
-    for name in sorted(planned - set(context.sessions)):
-        yield "the planner", f"nox has no session {name!r}"
-    for runner in context.fleet.runners():
-        for name in runner.kind.sessions:
-            if name not in context.sessions:
-                place = f"[{runner.vendor.name}] cards = {runner.kind.cards}"
-                yield str(RUNNERS_FILE), f"{place}: nox has no session {name!r}"
-
-
-def read_sessions(root: Path) -> set[str]:
-    """Read the names that `nox -s` accepts in this checkout.
-
-    Raises: UsageError if there is no noxfile, or it defines no session.
-    """
-    file = root / "noxfile.py"
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-    found = {
-        name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        for decorator in node.decorator_list
-        if (name := _session_name(decorator, node.name))
+        for line, message in rule.find_problems(document, context)
     }
-    if not found:
-        raise UsageError(f"{file} has no session")
-    return found
-
-
-def _session_name(decorator: ast.expr, function: str) -> str:
-    """Read the name from `@nox.session` or `@nox.session(name="x")`; "" for other decorators."""
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    if ast.unparse(called) != "nox.session":
-        return ""
-    if isinstance(decorator, ast.Call):
-        for keyword in decorator.keywords:
-            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-                return str(keyword.value.value)
-    return function
+    listed = {name for name in _read_vocabulary() if name.startswith(".github/")}
+    missing = listed - {document.file for document in documents}
+    found |= {Finding(file, 1, "complete", "the file is missing") for file in missing}
+    # A changed value is a new value and a missing one, and may break a rule: the first says most.
+    for rule in ("vocabulary", "complete"):
+        named = {(one.file, one.line) for one in found if one.rule not in (rule, "complete")}
+        found = {one for one in found if one.rule != rule or (one.file, one.line) not in named}
+    return sorted(found)

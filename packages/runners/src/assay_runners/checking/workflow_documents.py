@@ -1,7 +1,7 @@
 """Workflow files: their values with line numbers, their expressions in one normal form, and their calls."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from assay.errors import UsageError
 from assay.files import read_text
 from assay_runners.fleet import Fleet
 
-WORKFLOWS, ACTIONS = ".github/workflows", ".github/actions"
+WORKFLOWS, ACTIONS, OWNERS = ".github/workflows", ".github/actions", ".github/CODEOWNERS"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Job(_Caller):
 
 @dataclass(frozen=True)
 class Document:
-    """A workflow or a composite action."""
+    """A workflow, a composite action or CODEOWNERS."""
 
     file: str
     """Relative to the root."""
@@ -93,6 +93,13 @@ class Document:
     raw: CommentedMap
     special_syntax: tuple[tuple[int, str], ...] = ()
     """The line and kind of each YAML feature behind which GitHub sees more than a reader does."""
+
+    @property
+    def kind(self) -> str:
+        """The table of the vocabulary for all such files."""
+        return {WORKFLOWS: "workflow", ACTIONS: "action"}.get(
+            "/".join(self.file.split("/")[:2]), ""
+        )
 
     @property
     def name(self) -> str:
@@ -124,13 +131,6 @@ class Document:
             return {str(name): CommentedMap() for name in on}
         return {str(name): _mapping(filters) for name, filters in _mapping(on).items()}
 
-    @property
-    def crons(self) -> list[object]:
-        """The schedules that start a workflow."""
-        schedules = _mapping(self.raw.get("on")).get("schedule")
-        listed = schedules if isinstance(schedules, CommentedSeq) else ()
-        return [one.get("cron") for one in listed if isinstance(one, CommentedMap)]
-
     def types(self, event: str) -> set[str]:
         """Read the activity types of `event` that start it."""
         filters = self.events.get(event)
@@ -146,17 +146,30 @@ class Document:
         return _line_of(self.raw, key, 1)
 
 
-def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
-    """Read the workflows and the composite actions below `root`.
+def read_documents(root: Path) -> list[Document]:
+    """Read the workflows, the composite actions and CODEOWNERS below `root`.
 
     Raises: UsageError if there is no workflow, or a file is not a YAML mapping.
     """
-    workflows = [_read(file, root) for file in _files(root / WORKFLOWS, "*")]
+    workflows = _files(root / WORKFLOWS, "*")
     if not workflows:
         raise UsageError(
             f"{root / WORKFLOWS} has no workflow; name a checkout of assay with --root"
         )
-    return workflows, [_read(file, root) for file in _files(root / ACTIONS, "**/action")]
+    read = [_read(file, root) for file in workflows + _files(root / ACTIONS, "**/action")]
+    return [*read, *map(_read_owners, filter(Path.is_file, [root / OWNERS]))]
+
+
+def _read_owners(file: Path) -> Document:
+    """Read CODEOWNERS as a mapping from a pattern to its owners."""
+    text = read_text(file)
+    raw = CommentedMap()
+    for number, line in enumerate(text.splitlines()):
+        pattern, *owners = line.partition("#")[0].split() or [""]
+        if pattern:
+            raw[pattern] = " ".join(owners)
+            raw.lc.add_kv_line_col(pattern, [number, 0, number, 0])
+    return Document(OWNERS, text, raw)
 
 
 def _read(file: Path, root: Path) -> Document:
@@ -346,14 +359,5 @@ def called_file(uses: str) -> str:
 class Context:
     """A repository as the rules see it."""
 
-    workflows: tuple[Document, ...]
-    actions: tuple[Document, ...]
     calls: CallGraph
     fleet: Fleet
-    sessions: Collection[str]
-    """The sessions of the noxfile."""
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        """Workflows and actions."""
-        return self.workflows + self.actions
