@@ -308,7 +308,8 @@ def _numbers_of(version: str) -> list[int]:
 def _find_environment_problems(api: _Api, fleet: Fleet, variables: set[str]) -> Iterator[str]:
     listed = api.list_all(f"{api.repository}/environments", "environments")
     environments = {one["name"]: one for one in listed}
-    for name in (*(one.label for one in fleet.runners()), "bench", "recapture"):
+    release = ["release"] if "ASSAY_RELEASE" in variables else []
+    for name in (*(one.label for one in fleet.runners()), "bench", "recapture", *release):
         rules = environments.get(name, {}).get("protection_rules", ())
         if fleet.github.has_reviewers and not any(
             rule["type"] == "required_reviewers" and rule["reviewers"] for rule in rules

@@ -45,7 +45,7 @@ RIGHT: dict[str, Any] = {
     f"{GROUP}/7/repositories": {"repositories": [{"full_name": GITHUB.repository}]},
     f"{GROUP}/7/runners": {"runners": [runner(label) for label in LABELS[1:]]},
     f"{REPOSITORY}/environments": {"environments": [
-        *(environment(name, "someone") for name in (*LABELS, "bench", "recapture")),
+        *(environment(name, "someone") for name in (*LABELS, "bench", "recapture", "release")),
         {"name": "reaper", "deployment_branch_policy": {"custom_branch_policies": True}},
     ]},
     f"{REPOSITORY}/environments/reaper/deployment-branch-policies": {
@@ -65,7 +65,9 @@ RIGHT: dict[str, Any] = {
         {"name": f"{tier}:{name}"} for tier in ("Smoke", "expectations")
         for name in ("cpu", "nvidia", "nvidia-4", "amd", "intel", "gaudi", "gaudi-8", "spyre", "all")
     ],
-    f"{REPOSITORY}/actions/variables": {"variables": [{"name": "ASSAY_TORCH_INDEX"}]},
+    f"{REPOSITORY}/actions/variables": {"variables": [
+        {"name": "ASSAY_TORCH_INDEX"}, {"name": "ASSAY_RELEASE"},
+    ]},
     f"{REPOSITORY}/actions/organization-variables": {"variables": [*REAPER, {"name": "ASSAY_SITE"}]},
     f"{REPOSITORY}/pages": {"build_type": "workflow"},
     f"{ORGANIZATION}/installations": {"installations": [
@@ -146,6 +148,7 @@ WRONG: list[tuple[str, str, str, Any]] = [
         "environments", f"reaper is not restricted to {BRANCH}",
         f"{REPOSITORY}/environments environments -1 deployment_branch_policy", None,
     ),
+    ("environments", "release has no", f"{REPOSITORY}/environments environments -2 name", "x"),
     ("access", "maintainers of CODEOWNERS", f"{REPOSITORY}/teams 0 permission", "pull"),
     ("branches", "the check required", f"{REPOSITORY}/rules/branches/{BRANCH} 0 type", "update"),
     ("branches", "from code owners", f"{REPOSITORY}/rules/branches/{BRANCH} 1 parameters", {}),
@@ -182,7 +185,7 @@ def test_each_wrong_setting_is_one_line_with_its_page(
     assert sentence in line
 
 
-NUM_WRONG = 2 + len(LABELS) + 2
+NUM_WRONG = 2 + len(LABELS) + 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 from ruamel.yaml import YAML
@@ -29,8 +30,18 @@ from packages.runners.tests.started_jobs import started_jobs
 from packages.runners.tests.trigger_rows import FORK, Case, Row
 from packages.runners.tests.trigger_table import CASES
 
+# The variables without which a workflow starts nothing.
+OPT_IN = {
+    "nightly.yml": "ASSAY_NIGHTLY",
+    "reaper.yml": "ASSAY_REAPER_ROLE",
+    "release.yml": "ASSAY_RELEASE",
+    "site.yml": "ASSAY_SITE",
+}
 
-def asked(name: str, event: Event, plan: Plan | None = None) -> EventCase:
+
+def asked(
+    name: str, event: Event, plan: Plan | None = None, variables: Collection[str] = OPT_IN.values()
+) -> EventCase:
     """Make a case from the event and the outputs of the planning job."""
     plan = plan or make_plan(event, FLEET)
     lists = {
@@ -49,7 +60,7 @@ def asked(name: str, event: Event, plan: Plan | None = None) -> EventCase:
             "sha": event.sha, "ref": event.ref, "repository": GITHUB.repository,
             "run_id": "1", "workflow": "w",
         },
-        "vars": {"ASSAY_REAPER_ROLE": "arn:aws:iam::1:role/reaper", "ASSAY_SITE": "1"},
+        "vars": dict.fromkeys(variables, "1"),
         "outputs": {**dict.fromkeys(workflows, called), "nightly.yml": {"plan": {"tiers": lists["tiers"]}}},
         "results": dict.fromkeys(workflows, result),
     })  # fmt: skip
@@ -83,6 +94,18 @@ def test_the_workflows_agree_with_the_table(
     found = evaluated[case.name]
     assert found.errors == ()
     assert sorted(map(row, found.jobs)) == sorted(case.rows)
+
+
+@pytest.mark.parametrize("chosen", [None, *OPT_IN])
+def test_a_workflow_of_a_copy_starts_nothing_without_its_variable(chosen: str | None) -> None:
+    variables = [OPT_IN[chosen]] if chosen else []
+    left_out = OPT_IN.keys() - {chosen}
+    assert left_out <= {one.workflow for case in CASES for one in case.rows}
+    found = evaluate(ROOT, [asked(case.name, case.event, variables=variables) for case in CASES])
+    for case, one in zip(CASES, found, strict=True):
+        assert one.errors == ()
+        expected = [job for job in case.rows if job.workflow not in left_out]
+        assert sorted(map(row, one.jobs)) == sorted(expected), case.name
 
 
 def test_the_jobs_of_a_run_have_distinct_concurrency_groups_and_machines(
