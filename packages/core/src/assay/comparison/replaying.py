@@ -30,7 +30,6 @@ from assay.judge.replays import (
     Allowances,
     FailedStage,
     Judged,
-    find_nonfinite_padding,
     find_origin,
     judge_replay,
     rank_stages,
@@ -129,11 +128,11 @@ def replay_dump(
 
         judged, results = judge(view)
         _require_replayed(trusted, dump, reference.trace, results)
-        origin = _find_origin(judged, results)
+        origin = find_origin(rank_stages(judged))
         if origin is not None and view.lacks_mask(origin.stage.module):
             # Its module got no mask. Judge again with the causal mask, which may explain the difference.
-            judged, results = judge(replace(view, supplies_masks=True))
-            origin = _find_origin(judged, results) or origin
+            judged, _ = judge(replace(view, supplies_masks=True))
+            origin = find_origin(rank_stages(judged)) or origin
     return Replayed(origin, len(results.ports))
 
 
@@ -180,13 +179,6 @@ def _require_replayed(
             f"--model {trusted.model}: {len(replayed)} of its {len(trace.modules)} modules are in"
             f" {dump.name} with the same shapes, so it is another model"
         )
-
-
-def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | None:
-    origin = find_origin(rank_stages(judged))
-    if origin is not None and origin.reported.statistic == "non-finite":
-        return find_nonfinite_padding(results) or origin
-    return origin
 
 
 @torch.no_grad()

@@ -4,10 +4,11 @@ An error propagates through all later modules. The module that makes it is the f
 within noise and whose output does not.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from assay.comparison.judging.judged_ports import JudgedPort, is_inside
@@ -17,7 +18,7 @@ from assay.judge.levels import Cause
 from assay.metrics import RowErrors
 from assay.noise import error_beyond
 from assay.sites import Phase
-from assay.verdicts import Diagnosis, Location, TokenPosition
+from assay.verdicts import Diagnosis, Location, Ratio, TokenPosition
 
 _NEVER = (sys.maxsize, sys.maxsize)
 
@@ -54,7 +55,8 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         padding = [one for one in judged if one.result.num_nonfinite_padding]
         earlier = [one for one in padding if one.order < first.order]
         if earlier:
-            return [Origin(earlier[0], "growth")]
+            ratio = Ratio("non-finite", math.nan, 0.0).judged(0.0)
+            return [Origin(replace(earlier[0], ratios=(ratio,)), "growth")]
     failed = [item for item in failed if item.result.step == first.result.step]
     if first.port.phase == "clip" and (unlike := _find_unlike(judged, failed)):
         return [Origin(item, "unlike") for item in unlike]

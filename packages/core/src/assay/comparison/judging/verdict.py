@@ -352,7 +352,8 @@ def _judge_level(found: Findings, name: str, places: Sequence[JudgedPort]) -> Le
     different = [one for one in places if not one.agrees]
     is_replayed = origin is not None and origin.evidence == "replayed"
     is_deciding = origin is not None and (
-        origin.judged in places or (is_replayed and name == "modules")
+        any(one.result is origin.judged.result for one in places)
+        or (is_replayed and name == "modules")
     )
     facts: dict[str, Any]
     if origin is not None and is_deciding:

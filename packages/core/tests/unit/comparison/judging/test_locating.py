@@ -160,6 +160,38 @@ def test_a_mask_that_a_module_loses_is_no_input_of_the_run() -> None:
     assert verdict.diagnosis == "module-error"
 
 
+@pytest.mark.parametrize(
+    ("of_padding", "of_result", "module"),
+    [
+        ("embed", torch.nan, "embed"),
+        ("attn", torch.nan, "attn"),
+        ("late", torch.nan, "attn"),
+        ("embed", 9.0, "attn"),
+    ],
+    ids=["earlier", "in the same module", "later", "nothing reads it"],
+)
+def test_a_nan_in_padding_is_the_origin_of_a_later_nan(
+    of_padding: str, of_result: float, module: str
+) -> None:
+    def run(*, is_wrong: bool) -> Values:
+        values = read(MASK) | {("late", "output", 0): read(MASK)["embed", "output", 0]}
+        if is_wrong:
+            values = {site: value.clone() for site, value in values.items()}
+            values["attn", "output", 0][0, 2] = of_result
+            values[of_padding, "output", 0][1, 3] = torch.nan
+        return values
+
+    verdict = judge(run(is_wrong=False), run(is_wrong=True))
+
+    assert verdict.location is not None
+    assert verdict.location.module == module
+    assert verdict.diagnosis == ("module-error" if of_result == 9.0 else "non-finite")
+    if of_result != 9.0:
+        reason = str(verdict.levels["modules"].reason)
+        assert reason.startswith("NaN or infinity where the expected value is finite; ")
+        assert ("its inputs agree" in reason) == (module == "attn")
+
+
 def test_a_folder_for_each_pass_is_a_step() -> None:
     def in_folders(wrong_at: int = 99) -> Dump:
         dump = make_dump(sample(wrong_at=wrong_at))

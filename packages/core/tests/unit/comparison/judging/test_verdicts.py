@@ -1,5 +1,6 @@
 """Verdicts on two dumps, and their words."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
+from assay.comparison.judging.verdict import judge_dumps
+from assay.comparison.measured_dumps import measure_dumps
+from assay.comparison.replaying import Replayed
 from assay.dumps.protocol import DumpError
+from assay.judge.dump_wording import REPLAY_AGREES
 from assay.runs import SilentProgress
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Location, Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
 from packages.core.tests.unit.comparison.memory_dump import Values, make_dump
 from packages.core.tests.unit.comparison.small_dumps import (
@@ -214,3 +219,33 @@ def test_a_near_tie_needs_logits_that_agree(factor: float, words: str) -> None:
     level = Outcome.PASS if words == "near-tie at" else Outcome.FAIL
     assert verdict.levels["tokens"].verdict is level
     assert str(verdict.levels["tokens"].reason).startswith(words)
+
+
+def test_a_token_that_is_not_the_largest_logit_is_the_sampler_s() -> None:
+    logits = torch.zeros(1, 2, 10)
+    logits[0, 1, 3] = 1.0
+    values = {("embed", "input.0", 0): torch.tensor([[1, 2]]), ("lm_head", "output", 0): logits}
+    both = [values | {("embed", "input.0", 1): torch.tensor([[token]])} for token in (3, 4)]
+    verdict = compare(*both)
+    assert verdict.verdict is Outcome.FAIL
+    assert (verdict.diagnosis, verdict.location) == ("sampler", Location(phase="sampler"))
+    # Without logits, nothing shows which token is the largest.
+    unknown = compare(*[{site: one[site] for site in one if site[0] == "embed"} for one in both])
+    assert (unknown.verdict, unknown.diagnosis) == (Outcome.NOT_COMPARED, None)
+
+
+@pytest.mark.parametrize("replayed", [None, Replayed(None, 5)])
+def test_modules_that_a_replay_confirms_are_said_to_agree(replayed: Replayed | None) -> None:
+    names = ("embed", "layers.0.mlp", "norm", "lm_head")
+    values = {(name, "output", 0): X for name in names}
+    wrong = {(name, "output", 0): 1.1 * X for name in ("embed", "norm", "lm_head")}
+    expected, actual = (make_dump(one, is_ordered=False) for one in (values, values | wrong))
+    options = CompareOptions("a", "b")
+    dumps = measure_dumps(options, expected, actual, SilentProgress(), None, ())
+    verdict, _ = judge_dumps(replace(dumps, replayed=replayed))
+    levels = verdict.levels
+    agreement = "" if replayed is None else f"; {REPLAY_AGREES}"
+    assert levels["modules"].reason == f"2 of 3 places differ{agreement}"
+    assert (levels["modules"].model_extra or {}).get("replayed") == (replayed and 5)
+    assert levels["logits"].reason == "1 of 1 places differ"
+    assert "replayed" not in (levels["logits"].model_extra or {})

@@ -1,6 +1,7 @@
 """Values of a pair: norms, masks, coarser grids, updates without a sign."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ from torch import Tensor, nn
 import assay
 from assay.comparison.check import CompareOptions, compare_dumps
 from assay.comparison.measuring.pair_values import (
+    IncomparableError,
     compare_norms,
     excuse_sign_flips,
+    give_one_shape,
     measure_coarseness,
 )
+from assay.comparison.pairing.passes import Pass, PassPair
 from assay.dumps.recognizing import open_dump
 from assay.recording.recorders import NAMES, measure_statistics, take_values
 from assay.runs import SilentProgress
+from assay.sites import RowMap
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
 from packages.core.tests.unit.comparison.memory_dump import make_dump
@@ -264,3 +269,39 @@ def test_errors_that_no_flip_explains_are_not_excused() -> None:
 def test_small_parameters_have_no_excuse() -> None:
     reference = torch.ones(63)
     assert excuse_sign_flips(-reference, reference) == (reference, 0)
+
+
+# Two prompts of two tokens each.
+BATCH = Pass(0, 0, RowMap((0, 1), ((0, 1), (0, 1))))
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "shapes"),
+    [
+        ((2, 2, 3), (2, 2, 3), [(2, 2, 3)] * 2),
+        ((4, 3), (2, 2, 3), [(2, 2, 3)] * 2),
+        ((2, 2, 1, 3), (4, 3), [(4, 3)] * 2),
+        ((1, 4), (3, 4), [(3, 4)] * 2),  # one row for all
+        ((2, 2, 3, 1), (2, 2, 3), [(4, 1, 3)] * 2),  # by token
+        ((2, 2, 2), (2, 2, 3), None),
+        ((3, 3), (2, 2, 3), None),
+    ],
+)
+def test_tensors_of_the_same_tokens_are_compared_in_one_shape(
+    actual: tuple[int, ...], expected: tuple[int, ...], shapes: list[tuple[int, ...]] | None
+) -> None:
+    value, reference = (torch.arange(math.prod(one)).reshape(one) for one in (actual, expected))
+    pair = PassPair(BATCH, BATCH)
+    if shapes is None:
+        words = re.escape(f"its shape is {list(actual)}, expected {list(expected)}")
+        with pytest.raises(IncomparableError, match=f"^{words}$"):
+            give_one_shape(pair, value, reference, BATCH.rows)
+        return
+    *both, rows = give_one_shape(pair, value, reference, BATCH.rows)
+    assert [one.shape for one in both] == shapes
+    assert all(
+        torch.equal(one.unique(), side.unique())
+        for one, side in zip(both, (value, reference), strict=True)
+    )
+    by_token = RowMap((0, 0, 1, 1), ((0,), (1,), (0,), (1,)))
+    assert rows == (by_token if shapes[0] == (4, 1, 3) else BATCH.rows)

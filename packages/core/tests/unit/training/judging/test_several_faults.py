@@ -154,6 +154,17 @@ def test_what_the_trainer_s_state_shows_fails_beside_clean_measurements(
     assert (verdict.statistic, verdict.noise_ratio) == ("exact", None)
 
 
+def test_base_weights_that_are_trained_come_before_an_adapter_that_starts_elsewhere() -> None:
+    both = report(adapter_start=["a.lora_B"], unexpectedly_trained=["base.weight"])
+
+    verdict = judged(reports=both)
+
+    assert failed_levels(verdict) == {"activations", "updates"}
+    assert verdict.diagnosis == "optimizer-update"
+    assert verdict.location is not None
+    assert verdict.location.parameter == "base.weight"
+
+
 def test_finding_in_another_phase_than_the_first_error_says_its_own_numbers() -> None:
     # An update that is not there has a relative error of 1, against half a unit.
     verdict = judged(step_results({gradient("b"): times(0.5), update("a"): times(0.0)}))
