@@ -7,17 +7,29 @@ documents are the same here and on GitHub.
 import inspect
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import typer
 from sphinx.application import Sphinx
+
+from assay.cli.application import add_extensions
+from assay.cli.application import app as assay_app
 
 project = "assay"
 html_title = "assay"
 author = copyright = "the assay developers"
 
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/site/*.md"]
-exclude_patterns = [".*", "packages", "runners", "runs"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/site/*.md",
+    "runners/README.md",
+    "runners/*/README.md",
+]
+exclude_patterns = [".*", "packages", "runs"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 napoleon_numpy_docstring = False
 html_theme = "furo"
@@ -34,8 +46,9 @@ autodoc_member_order = "bysource"
 _REPOSITORY = "https://github.com/assay-project/assay"
 _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
-_PART = re.compile(r"^### (.+)\n((?:\n|\|.*\n)*)", re.MULTILINE)
-_PAGE_OF_API = "docs/site/api"
+_PART = re.compile(r"^## (.+)\n((?:\n|\|.*\n)*)", re.MULTILINE)
+_PAGE_OF_COMMANDS = "docs/site/commands"
+_GENERATED = [f"/{_PAGE_OF_COMMANDS}", "/docs/site/api"]
 _OPTION = re.compile(r"(?<![`-])--[\w-]+")
 _FIELD = re.compile(r":param (\w+): (.+)")
 
@@ -44,6 +57,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions below."""
     app.connect("source-read", link_to_repository)
     app.connect("source-read", list_pages)
+    app.connect("source-read", write_commands)
     app.connect("autodoc-process-docstring", describe_call, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", describe_options, priority=600)
     app.connect("autodoc-process-signature", omit_constructor)
@@ -71,15 +85,37 @@ def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
     )
 
 
-def list_pages(_: Sphinx, page: str, source: list[str]) -> None:
-    """Make the navigation from the README's list of documents."""
+def list_pages(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the navigation from the tables of docs/README.md."""
     if page != root_doc:
         return
-    for title, table in _PART.findall(source[0].split("\n## Documentation\n")[1]):
-        pages = re.findall(r"\]\((.+?)\.md\)", table)
-        pages += [_PAGE_OF_API] if title == "Reference" else []
+    tables = (app.srcdir / "docs/README.md").read_text(encoding="utf-8")
+    for title, table in _PART.findall(tables):
+        found = re.findall(r"\]\((.+?)\.md\)", table)
+        pages = [f"/docs/{name}".replace("/docs/../", "/") for name in found]
+        pages += _GENERATED if title == "Reference" else []
         listed = "\n".join(pages)
         source[0] += f"\n```{{toctree}}\n:caption: {title}\n:hidden:\n\n{listed}\n```\n"
+    machines = sorted((app.srcdir / "runners").glob("*/README.md"))
+    others = ["docs/README", *(f"runners/{one.parent.name}/README" for one in machines)]
+    listed = "\n".join(f"/{one}" for one in others)
+    source[0] += f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+
+
+def write_commands(_: Sphinx, page: str, source: list[str]) -> None:
+    """Write the help of every command into the page of commands."""
+    if page == _PAGE_OF_COMMANDS:
+        add_extensions()
+        source[0] += "".join(_describe_command(typer.main.get_command(assay_app), "assay"))
+
+
+def _describe_command(command: Any, words: str) -> Iterator[str]:  # noqa: ANN401 - of click
+    if (inner := getattr(command, "commands", None)) is not None:
+        for name, one in inner.items():
+            yield from _describe_command(one, f"{words} {name}")
+        return
+    with typer.Context(command, info_name=words) as context:
+        yield f"\n## {words}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
 def describe_call(

@@ -231,6 +231,7 @@ BUGS: dict[str, tuple[str, Edit, str]] = {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # about a minute, quiet
 def test_a_right_trainer_passes_every_tier(trainer: Path) -> None:
     job = run_action(trainer, machine="box", output="runs/clean")
     assert job.results == CLEAN
@@ -241,6 +242,7 @@ def test_a_right_trainer_passes_every_tier(trainer: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # about a minute, quiet
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_red_at_its_tier(trainer: Path, tmp_path: Path, name: str) -> None:
     file, edit, where = BUGS[name]
