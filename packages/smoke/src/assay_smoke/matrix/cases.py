@@ -154,6 +154,10 @@ _FIELDS: Mapping[str, str] = {
     )
     for word in values
 }
+# Words with hyphens come first, so that they are not taken apart.
+_WORDS = re.compile(
+    "".join(rf"(?<![^-]){re.escape(word)}(?![^-])|" for word in _FIELDS if "-" in word) + "[^-]+"
+)
 _Word = TypeVar("_Word", bound=str)
 _ID = re.compile(r"(?P<framework>.+?)-(?P<cards>\d{1,6})(?:-(?P<words>.+))?")
 
@@ -177,10 +181,8 @@ def case_of(case_id: str) -> Case:
         problems.append("a case has at least one card")
         fields["cards"] = 1
     fields["framework"] = _known(matched["framework"], get_args(Framework), problems)
-    # The only word of an id with a hyphen.
-    words = (matched["words"] or "").replace("hugging-face", "hugging_face").split("-")
-    for written in filter(None, words):
-        word = _known(written.replace("_", "-"), tuple(_FIELDS), problems)
+    for written in _WORDS.findall(matched["words"] or ""):
+        word = _known(written, tuple(_FIELDS), problems)
         if _FIELDS[word] == "features":
             fields["features"].add(word)
         else:
