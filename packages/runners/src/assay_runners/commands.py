@@ -18,7 +18,6 @@ app = typer.Typer(
 )
 
 _Root = Annotated[Path, Option("A checkout of assay.", "DIR")]
-_AsJson = Annotated[bool, Option("Print a JSON list and nothing else.")]
 _Nox = Annotated[str, Option("The Python that has nox.", "PYTHON")]
 
 
@@ -33,15 +32,6 @@ def plan(
         ),
     ] = "",
     *,
-    changed_since: Annotated[
-        str,
-        Option(
-            "Find the changed files since this commit: a change of documentation alone starts"
-            " nothing. Default: in the workflow run of a pull request, where it left the protected"
-            " branch; elsewhere everything runs.",
-            "COMMIT",
-        ),
-    ] = "",
     unless_succeeded: Annotated[
         str, Option("Plan nothing if its last successful run was of this commit.", "WORKFLOW.yml")
     ] = "",
@@ -49,6 +39,8 @@ def plan(
     root: _Root = Path(),
 ) -> None:
     """Plan the jobs that a label or an event of GitHub starts.
+
+    In the workflow run of a pull request, a change of documentation alone starts nothing.
 
     Example: assay runners plan smoke:nvidia --explain
 
@@ -59,9 +51,7 @@ def plan(
     from assay_runners.workflow_run import publish_plan, read_planned_event
 
     fleet = read_fleet(root)
-    planned_event = read_planned_event(
-        event, changed_since, unless_succeeded, fleet, root, os.environ
-    )
+    planned_event = read_planned_event(event, unless_succeeded, fleet, root, os.environ)
     chosen = make_plan(planned_event, fleet)
     publish_plan(chosen, os.environ)
     if explain:
@@ -292,16 +282,13 @@ def _ask(option: str, what: str) -> str:
 
 @app.command()
 @with_options
-def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
+def check(*, root: _Root = Path()) -> None:
     """Check the workflows and the rendered files.
 
     Example: assay runners check
 
     Exit code: 0; 1 with a line for each problem; 2 a file cannot be read.
     """
-    import json
-    from dataclasses import asdict
-
     from assay_runners.checking.rules import Finding, check_workflows
     from assay_runners.fleet import read_fleet
     from assay_runners.rendering import find_outdated
@@ -312,13 +299,8 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
         Finding(str(path), 1, "rendered", f"{problem}; run `assay runners render`")
         for path, problem in find_outdated(root, fleet).items()
     ]
-    if as_json:
-        print_text(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print_text(
-            "\n".join(map(str, found))
-            or "the workflows keep the rules; all rendered files are up to date"
-        )
+    right = "the workflows keep the rules; all rendered files are up to date"
+    print_text("\n".join(map(str, found)) or right)
     raise typer.Exit(int(bool(found)))
 
 

@@ -80,8 +80,6 @@ def files_changed_since(base: str, root: Path) -> tuple[str, ...] | None:
 
     Returns: None if git cannot tell; then everything runs.
     """
-    if not base:
-        return None
     words = ("--name-only", "--no-renames", "-z", "--end-of-options", f"{base}...HEAD", "--")
     try:
         listed = run_git(root, "diff", *words)
@@ -250,30 +248,21 @@ def _read_recorded(read: dict[str, Any], path: Path) -> Event:
 
 
 def read_planned_event(
-    given: str,
-    changed_since: str,
-    unless_succeeded: str,
-    fleet: Fleet,
-    root: Path,
-    variables: Mapping[str, str],
+    given: str, unless_succeeded: str, fleet: Fleet, root: Path, variables: Mapping[str, str]
 ) -> Event:
     """Read the event, with the changed files and the last success where the plan depends on them.
 
+    The workflow run of a pull request compares with the protected branch, not with the base of the pull
+    request: on top of another pull request, a documentation-only change brings that one's code along when
+    it is retargeted to main.
     given: as for `read_event`.
-    changed_since: the commit to compare with. "" in the workflow run of a pull request is the protected
-        branch, not the base of the pull request: on top of another pull request, a documentation-only
-        change brings that one's code along when it is retargeted to main. "" elsewhere compares nothing.
     unless_succeeded: the workflow whose last successful run to look up; "" for none.
-    Raises: UsageError if there is no event, or git does not know `changed_since`.
+    Raises: UsageError if there is no event.
     """
     event = read_event(given, variables)
     facts: dict[str, object] = {}
-    in_run = not given and event.name == "pull_request"
-    base = changed_since or (f"origin/{fleet.github.protected_ref}" if in_run else "")
-    if changed_since or (base and event.changed is None):
-        facts["changed"] = files_changed_since(base, root)
-        if changed_since and facts["changed"] is None:
-            raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")
+    if not given and event.name == "pull_request":
+        facts["changed"] = files_changed_since(f"origin/{fleet.github.protected_ref}", root)
     if unless_succeeded:
         try:
             last = find_last_success(unless_succeeded, fleet.github.protected_ref)

@@ -66,7 +66,7 @@ def fill(text: str) -> str:
     """Replace the names of settings by their values in the repository under test."""
     other = {"$/": "./", "./": "$/"}[GITHUB.own]
     values = {**GITHUB.model_dump(), "own": GITHUB.own, "other": other}
-    values |= {"organization": GITHUB.organization}
+    values |= {"organization": GITHUB.organization, "vocabulary": rules._FILE}
     return re.sub(r"<(\w+)>", lambda name: values[name[1]], text)
 
 
@@ -193,22 +193,55 @@ def test_a_new_workflow_passes_once_the_advice_of_each_finding_is_followed(
     assert findings(root) == []
 
 
-def test_a_value_is_added_where_the_file_has_its_place(root: Path) -> None:
-    file = root / ".github/workflows/ci.yml"
-    file.write_text(file.read_text().replace("- run: nox -s check\n", "- run: nox -s chekc\n"))
-    place = '"jobs.smoke.steps[].run" under [".github/workflows/ci.yml"] in '
-    assert f"'nox -s chekc' is not listed. If you need it, add it to {place}" in findings(root)[-1]
+UPLOAD = "actions/upload-artifact@" + "0" * 40
+# Edits of a workflow that break a rule, of which a simpler reason would be false.
+REASONS = (
+    ("smoke", "[labeled]", "[labeled, unlabeled]", "unlabeled: no label is given then, and smoke.yml depends on labels"),
+    (
+        "smoke", "[labeled]", "[synchronize, opened]",
+        "opened, synchronize: no label is given then, and smoke.yml depends on labels",
+    ),
+    (
+        "labels", "    steps:\n", f"    steps:\n      - uses: {UPLOAD} # v7.0.1\n",
+        f"pull_request_target starts this: only commands may run, not {UPLOAD}",
+    ),
+    (
+        "tiers", "      group: tiers-", "      group: ${{ github.run_id }} # ",
+        "name the commit in the group of session, to keep the jobs of labels apart",
+    ),
+    (
+        "tiers", "\non:\n", "\non:\n  workflow_dispatch:\n    inputs: {sha: {type: string}}\n",
+        "workflow_dispatch would start it without the inputs of a caller",
+    ),
+    (
+        "bench", "uses: <repository>/.github/workflows/accelerator.yml@<protected_ref>",
+        "uses: other/checks/.github/workflows/accelerator.yml@v1",
+        ("other/checks/.github/workflows/accelerator.yml@v1 is not <repository>/.github/workflows/accelerator.yml"
+        "@<protected_ref>, the file for jobs on machines"),
+    ),
+    ("plan", " # v7.0.1", " # v7", "after it: # v1.2.3"),
+    ("ci", "timeout-minutes: 45", "timeout-minutes: 600", "600 is not 'minutes', as"),
+    (
+        "ci", "    timeout-minutes: 45", "    environment: release\n    timeout-minutes: 45",
+        ('the file may not have this key. If you need it, add to <vocabulary>, under [".github/workflows/ci.yml"]:'
+        ' "jobs.smoke.environment" = ["release"]'),
+    ),
+    (
+        "ci", "- run: nox -s check\n", "- run: nox -s chekc\n",
+        ("'nox -s chekc' is not listed. If you need it, add it to \"jobs.smoke.steps[].run\" under"
+        ' [".github/workflows/ci.yml"] in <vocabulary>'),
+    ),
+    ("ci", "needs: [plan, tests, smoke]", "needs: [plan, tests]", "jobs.required.needs[] lacks 'smoke'. If it may go,"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("types", "others"),
-    [("unlabeled, labeled", "unlabeled"), ("labeled, synchronize, opened", "opened, synchronize")],
-)
-def test_the_activity_that_gives_no_label_is_named(root: Path, types: str, others: str) -> None:
-    file = root / ".github/workflows/smoke.yml"
-    file.write_text(file.read_text().replace("[labeled]", f"[{types}]"))
-    sentence = f"{others}: no label is given then, and smoke.yml depends on labels"
-    assert sentence in [one.partition(" label-and-push: ")[2] for one in findings(root)]
+@pytest.mark.parametrize(("name", "old", "new", "reason"), REASONS)
+def test_a_reason_is_true(root: Path, name: str, old: str, new: str, reason: str) -> None:
+    file = root / f".github/workflows/{name}.yml"
+    text = file.read_text()
+    assert fill(old) in text
+    file.write_text(text.replace(fill(old), fill(new), 1))
+    assert fill(reason) in "\n".join(findings(root))
 
 
 def test_a_workflow_without_jobs_or_events_is_found(root: Path) -> None:
