@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import softmax
 
 from assay.errors import UsageError
@@ -87,6 +87,14 @@ class _Results(BaseModel):
     model_name: str | None = None
     ours: dict[str, Any] = Field(default_factory=dict, alias="assay")
     """Fields that `assay bench run` adds."""
+
+    @model_validator(mode="after")
+    def _require_nan_calls(self) -> Self:
+        if self.ours and type(self.ours.get("num_nan_calls")) is not int:
+            raise ValueError(
+                "assay.num_nan_calls is missing: evaluate with `assay bench run` again"
+            )
+        return self
 
 
 class Manifest(Record):
@@ -281,7 +289,7 @@ def _result_of_filter(
         items=tuple(items),
         scores=scores,
         unjudged=unjudged,
-        num_nan_calls=int(results.ours.get("num_nan_calls", 0)),
+        num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
     )
 
 

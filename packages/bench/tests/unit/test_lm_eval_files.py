@@ -240,6 +240,7 @@ def test_links_out_of_a_finished_run_are_refused(finished: Path, tmp_path: Path)
         {"versions": 1},
         {"n-shot": "x"},
         {"assay": []},
+        {"assay": {"name": "without the number of calls that gave NaN"}},
         {"assay": {"clusters": 1}, "configs": {"absent": {}}},
     ],
 )

@@ -21,6 +21,7 @@ from assay.files import (
     DiskError,
     UnreadableFileError,
     read_json_object,
+    require_numbers,
     validate_record,
     write_whole,
 )
@@ -285,7 +286,7 @@ def read_expectation(path: Path) -> Expectation:
             f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again"
         )
         raise UnreadableFileError.of(path, problem)
-    expectation = validate_record(Expectation, record, path)
+    expectation = require_numbers(validate_record(Expectation, record, path), path)
     if expectation.hash != expectation.content_hash():
         raise UnreadableFileError.of(path, "its hash does not match its content")
     return expectation

@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -168,6 +169,38 @@ def validate_record(kind: type[_Model], value: object, path: Path | str) -> _Mod
         return kind.model_validate(value)
     except ValidationError as error:
         raise UnreadableFileError.of(path, error) from None
+
+
+def require_numbers(record: _Model, path: Path | str) -> _Model:
+    """Return a record of `path`, which assay wrote with all its numbers.
+
+    Raises: UnreadableFileError if a number is missing: its default would pass for a measured value.
+    """
+    if name := _find_missing_number(record):
+        problem = f"{name} is missing, unlike in this version of assay: write the file again"
+        raise UnreadableFileError.of(path, problem)
+    return record
+
+
+def _find_missing_number(value: object) -> str | None:
+    if isinstance(value, BaseModel):
+        if missing := sorted(_numbers_of(type(value)) - value.model_fields_set):
+            return missing[0]
+        parts: Iterable[object] = value.__dict__.values()
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
+        return None
+    return next(filter(None, map(_find_missing_number, parts)), None)
+
+
+@cache
+def _numbers_of(kind: type[BaseModel]) -> frozenset[str]:
+    """Return the fields whose default is a number."""
+    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    return frozenset(name for name, default in defaults.items() if type(default) in (int, float))
 
 
 def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:

@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from assay.errors import MachineError, UsageError
-from assay.files.reading import UnreadableFileError, open_file, parse_record, read_json_object
+from assay.files.reading import (
+    UnreadableFileError,
+    open_file,
+    parse_record,
+    read_json_object,
+    require_numbers,
+)
 
 _LOCAL = "file://"
 
@@ -142,9 +148,9 @@ def write_sealed(path: Path, record: BaseModel) -> Path:
 def read_sealed(kind: type[_Model], path: Path) -> _Model:
     """Read a file of `write_sealed`.
 
-    Raises: UnreadableFileError if its digest is absent or does not match the content.
+    Raises: UnreadableFileError if its digest is absent or does not match the content, or a number is missing.
     """
-    return parse_record(kind, json.dumps(read_sealed_json(path)), path)
+    return require_numbers(parse_record(kind, json.dumps(read_sealed_json(path)), path), path)
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.files import read_json_object, refuse_link, validate_record
+from assay.files import read_json_object, refuse_link, require_numbers, validate_record
 from assay.foreign_text import shorten
 from assay.generate.spec import CandidateReport, GenerateCheck, InputOptions
 from assay.hooks.tensors import Boundary
@@ -172,7 +172,7 @@ def read_golden(folder: Path) -> GoldenManifest:
             f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
             " the golden again, or use the version that captured it"
         )
-    return validate_record(GoldenManifest, content, path)
+    return require_numbers(validate_record(GoldenManifest, content, path), path)
 
 
 def verify_golden(folder: Path, dtype: str) -> None:

@@ -105,11 +105,11 @@ def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measure
     return [
         Measurement(
             level="modules", module=module, port="output", order=order[module],
-            statistic="accumulated", actual=error, expected=noise.get(module, 0.0),
-            ratio=error / max(noise.get(module, 0.0), floor),
+            statistic="accumulated", actual=error, expected=noise[module],
+            ratio=error / max(noise[module], floor),
         )
         for module, error in actual.items()
-        if module in order
+        if module in order and module in noise
     ]  # fmt: skip
 
 

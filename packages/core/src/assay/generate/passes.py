@@ -10,7 +10,7 @@ of a model with such states therefore fails, and every step is recorded.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from assay.replay.routing import (
     read_choices,
 )
 from assay.replay.trace_views import WHOLE_TEXTS, ReplayedTrace, StepwiseTrace
-from assay.trace import Trace, TraceWriter
+from assay.trace import Trace, TraceWriter, require_fields
 from assay.watchdog import temporary_folder
 
 # Tokens of a text that are generated twice: by the prefill and seven steps.
@@ -411,6 +411,9 @@ def read_choice_noise(trace: Trace) -> dict[str, ScoreNoise]:
     if _CHOICE_NOISE not in trace.attachments:
         return {}
     stored: Any = trace.attachment_json(_CHOICE_NOISE)
+    names = [item.name for item in fields(ScoreNoise)]
+    for module, record in stored.items():
+        require_fields(trace.folder, module, record, names)
     return {module: ScoreNoise(**item) for module, item in stored.items()}
 
 

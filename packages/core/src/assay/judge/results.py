@@ -1,7 +1,8 @@
 """The measurements of a replay, port by port: written by the process that ran, read by the judge."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
@@ -10,10 +11,11 @@ from assay.kernel import WorstElement
 from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage
-from assay.trace import Trace, TraceWriter
+from assay.trace import Trace, TraceWriter, require_fields
 
 _NUMBERS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
 _TENSORS = tuple(item.name for item in fields(PairSums) if item.type in (Tensor, Tensor | None))
+_OPTIONAL = {item.name for item in fields(PairSums) if item.type == Tensor | None}
 _PORT_FIELDS = (
     "module", "port", "order", "dtype", "kind", "pointwise", "num_nonfinite_padding",
 )  # fmt: skip
@@ -185,18 +187,27 @@ class ReplayResults:
         return {"ports": table, "num_identical": self.num_identical, **lists}, tensors
 
     @classmethod
-    def from_parts(cls, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """Restore results from the return values of `to_parts`."""
+    def from_parts(cls, data: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> Self:
+        """Restore results from the return values of `to_parts`.
+
+        Raises: TraceError, which names `folder`, if a sum or count is missing or unknown.
+        """
         lists = {attribute: data[name] for name, attribute in _LISTS.items()}
         results = cls({}, data["num_identical"], **lists)
+        tensors_of: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            port, _, item = name.partition(".")
+            tensors_of.setdefault(port, {})[item] = tensor
         for number, row in enumerate(data["ports"]):
-            rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))
-            of_sums: dict[str, Any] = {item: tensors.get(f"{number}.{item}") for item in _TENSORS}
+            own = tensors_of.get(str(number), {})
+            place = f"{row.get('module') or '(model)'}:{row.get('port')}"
+            require_fields(folder, place, _fields_of(row, own), _FIELDS)
+            of_sums: dict[str, Any] = {item: own.get(item) for item in _TENSORS}
             sums = PairSums(
                 pointwise=row["pointwise"],
                 **row["sums"],
                 **of_sums,
-                rows=[rows],
+                rows=[RowErrors(*(own[f"rows.{item}"] for item in _ROW_FIELDS))],
                 worst=WorstElement(**row["worst"] | {"index": tuple(row["worst"]["index"])}),
             )
             exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
@@ -206,6 +217,28 @@ class ReplayResults:
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results
+
+
+_PARTS = {
+    "stage": [item.name for item in fields(Stage)],
+    "exact": [item.name for item in fields(ExactCount)],
+    "worst": [item.name for item in fields(WorstElement)],
+    "sums": _NUMBERS,
+}
+_FIELDS = (
+    *_PORT_FIELDS,
+    *(f"{part}.{name}" for part, names in _PARTS.items() for name in names),
+    *(name for name in _TENSORS if name not in _OPTIONAL),
+    *(f"rows.{name}" for name in _ROW_FIELDS),
+)
+
+
+def _fields_of(row: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the fields of one port in the return values of `to_parts`, for `_FIELDS`."""
+    yield from row.keys() - _PARTS
+    for part in _PARTS:
+        yield from (f"{part}.{name}" for name in row.get(part, ()))
+    yield from tensors.keys() - _OPTIONAL
 
 
 def _append_new(names: list[str], name: str) -> None:
@@ -221,9 +254,12 @@ def attach_results(writer: TraceWriter, name: str, results: ReplayResults) -> No
 
 
 def read_results(trace: Trace, name: str) -> ReplayResults:
-    """Read the results that `attach_results` stored under `name`. Raises: as `Trace.attachment`."""
+    """Read the results that `attach_results` stored under `name`.
+
+    Raises: as `Trace.attachment` and `ReplayResults.from_parts`.
+    """
     data: Any = trace.attachment_json(name)
-    return ReplayResults.from_parts(data, trace.attachment(_sums_of(name)))
+    return ReplayResults.from_parts(data, trace.attachment(_sums_of(name)), trace.folder)
 
 
 def _sums_of(name: str) -> str:

@@ -178,7 +178,7 @@ class ScoreNoise:
     """Root mean square errors of a router's scores of experts and of groups in a healthy free run."""
 
     scores: float
-    groups: float = 0.0
+    groups: float
 
 
 def _deciding_scores(indices: Tensor, selections: list[Selection]) -> Tensor | None:

@@ -17,6 +17,7 @@ from assay.files import (
     read_json_object,
     read_record_lines,
     refuse_link,
+    require_numbers,
     seal,
     write_whole,
 )
@@ -123,9 +124,10 @@ def read_verdict(folder: Path) -> Verdict:
         raise UnreadableFileError(f"{folder} holds no {VERDICT_FILE}: {problem}")
     content = read_json_object(path)
     is_sealed = DIGEST in content
-    verdict = parse_record(
-        Verdict, json.dumps(check_seal(content, path) if is_sealed else content), path
-    )
+    text = json.dumps(check_seal(content, path) if is_sealed else content)
+    verdict = parse_record(Verdict, text, path)
+    if is_sealed:
+        require_numbers(verdict, path)
     if contradiction := find_contradiction(verdict):
         raise UnreadableFileError.of(path, f"it contradicts itself: {contradiction}")
     return verdict if is_sealed else _with_note(verdict, _UNSEALED.format(path.name))
@@ -148,4 +150,7 @@ def read_measurements(folder: Path) -> tuple[list[Measurement], list[str]]:
     if digest is not None and file_digest(path) != digest:
         return [], [f"{path.name} was changed after the run: {empty}"]
     complaints = [] if digest else [_UNSEALED.format(path.name)]
-    return list(read_record_lines(Measurement, path)), complaints
+    rows = list(read_record_lines(Measurement, path))
+    for row in rows if digest else ():
+        require_numbers(row, path)
+    return rows, complaints

@@ -7,7 +7,7 @@ in the index survives a kill of the writer. `remote` stores the same files behin
 fetches them.
 """
 
-from assay.trace.files import StorageError, TraceError
+from assay.trace.files import StorageError, TraceError, require_fields
 from assay.trace.index import Json, TensorEntry
 from assay.trace.reader import Trace, read_digest
 from assay.trace.remote import RemoteCopy, list_names
@@ -23,4 +23,5 @@ __all__ = [
     "TraceWriter",
     "list_names",
     "read_digest",
+    "require_fields",
 ]

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -71,6 +71,21 @@ class TraceError(UsageError):
     def in_use(cls, folder: object) -> "TraceError":
         """Report that another writer created a trace in the folder at the same time."""
         return cls(f"{folder} is being written by another run: name a new folder for the trace")
+
+
+def require_fields(folder: Path, record: str, found: Iterable[str], known: Iterable[str]) -> None:
+    """Require the fields that this version writes: a default would pass for a measured value.
+
+    record: its name. Raises: TraceError for a missing or unknown field.
+    """
+    names, needed = set(found), set(known)
+    if names != needed:
+        lacking = sorted(needed - names)
+        verb, others = ("lacks", lacking) if lacking else ("holds", sorted(names - needed))
+        raise TraceError(
+            f"{shorten(folder)}: {shorten(record)} {verb} {_shown(others)}, unlike in this version of"
+            " assay: record it again with `assay capture`, or use the version that recorded it"
+        )
 
 
 class StorageError(MachineError):

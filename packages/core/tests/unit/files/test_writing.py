@@ -102,6 +102,29 @@ def test_one_changed_byte_is_an_error_or_changes_nothing(tmp_path: Path, seed: i
     assert read == SAMPLE
 
 
+class Counted(BaseModel):
+    count: int = 0
+    flag: bool = False
+    note: str = ""
+
+
+class Counts(BaseModel):
+    by_name: dict[str, list[Counted]]
+    threshold: float | None = None
+
+
+def test_a_missing_number_of_a_sealed_record_is_refused_and_not_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(seal({"by_name": {"a": [{"count": 2}, {"count": 0}]}}))
+    assert read_sealed(Counts, path).by_name["a"] == [Counted(count=2), Counted(count=0)]
+
+    path.write_text(seal({"by_name": {"a": [{"count": 2}, {"flag": True}]}}))
+    with pytest.raises(
+        UnreadableFileError, match="x: count is missing, unlike in this version of assay"
+    ):
+        read_sealed(Counts, path)
+
+
 def test_a_record_without_a_digest_is_refused(tmp_path: Path) -> None:
     path = write_whole(tmp_path / "x", SAMPLE.model_dump_json())
     with pytest.raises(UnreadableFileError, match="it has no digest"):

@@ -14,6 +14,7 @@ from assay.generate.passes import (
     Work,
     find_pointwise,
     processed_scores,
+    read_choice_noise,
     record,
     replay,
     run_forced,
@@ -29,7 +30,8 @@ from assay.models import LoadedModel, load_model
 from assay.recording.modules import Recorder
 from assay.replay.modules import Replayer
 from assay.replay.ports import BatchSource
-from assay.trace import Trace, TraceWriter
+from assay.replay.routing import ScoreNoise
+from assay.trace import Trace, TraceError, TraceWriter
 
 BOUNDARY = Boundary.exact_inputs_for(torch.float32)
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -219,6 +221,18 @@ def test_greedy_decoding_leaves_the_logits_but_for_the_end_of_the_text(
 
 def score(*values: float) -> Tensor:
     return torch.tensor([[values]])
+
+
+def test_noise_of_expert_scores_without_a_number_is_refused(tmp_path: Path) -> None:
+    for name, noise in (("whole", {"scores": 0.5, "groups": 0.0}), ("older", {"scores": 0.5})):
+        with TraceWriter(tmp_path / name, {}) as writer:
+            writer.attach_json("choice-noise", {"mlp": noise})
+
+    assert read_choice_noise(Trace.open(tmp_path / "whole")) == {"mlp": ScoreNoise(0.5, 0.0)}
+    with pytest.raises(
+        TraceError, match="older: mlp lacks groups, unlike in this version of assay"
+    ):
+        read_choice_noise(Trace.open(tmp_path / "older"))
 
 
 def test_equal_scores_agree() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.judge.results import PortResult, ReplayResults
+from assay.judge.results import PortResult, ReplayResults, attach_results, read_results
 from assay.sites import CallSite
 from assay.stages import Stage
-from assay.trace import Trace, TraceWriter
+from assay.trace import Trace, TraceError, TraceWriter
 
 
 def port_result(module: str = "mlp", port: str = "output") -> PortResult:
@@ -33,12 +33,9 @@ def results() -> ReplayResults:
 
 
 def through_a_trace(results: ReplayResults, folder: Path) -> ReplayResults:
-    data, tensors = results.to_parts()
     with TraceWriter(folder, {}) as writer:
-        writer.attach_json("replay", data)
-        writer.attach("sums", tensors)
-    trace = Trace.open(folder)
-    return ReplayResults.from_parts(trace.attachment_json("replay"), trace.attachment("sums"))  # type: ignore[arg-type]
+        attach_results(writer, "replay", results)
+    return read_results(Trace.open(folder), "replay")
 
 
 def test_everything_measured_survives_the_way_to_the_judging_process(
@@ -70,6 +67,42 @@ def test_exact_counts_and_lists_survive(results: ReplayResults, tmp_path: Path) 
     assert (read.uncalled_modules, read.unmatched_expected, read.unmatched_actual) == (
         ["mlp.act"], ["attn:output"], ["mlp:output.1"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("sums", "dede"), ("exact", "num_different"), ("worst", "difference"), ("stage", "phase")],
+)
+def test_missing_number_is_refused_and_not_zero(
+    results: ReplayResults, part: str, name: str
+) -> None:
+    data, tensors = results.to_parts()
+    del data["ports"][0][part][name]
+
+    with pytest.raises(TraceError) as error:
+        ReplayResults.from_parts(data, tensors, Path("golden"))
+
+    assert str(error.value) == (
+        f"golden: mlp:output lacks {part}.{name}, unlike in this version of assay: record it again with"
+        " `assay capture`, or use the version that recorded it"
+    )
+
+
+@pytest.mark.parametrize("name", ["bins", "row_slopes", "rows.error"])
+def test_missing_tensor_of_sums_is_refused(results: ReplayResults, name: str) -> None:
+    data, tensors = results.to_parts()
+    del tensors[f"0.{name}"]
+
+    with pytest.raises(TraceError, match=f"mlp:output lacks {name}, unlike"):
+        ReplayResults.from_parts(data, tensors, Path("golden"))
+
+
+def test_sum_of_a_later_version_is_refused(results: ReplayResults) -> None:
+    data, tensors = results.to_parts()
+    data["ports"][1]["sums"]["ddd"] = 1.0
+
+    with pytest.raises(TraceError, match=r"\(model\):input.input_ids holds sums.ddd, unlike"):
+        ReplayResults.from_parts(data, tensors, Path("golden"))
 
 
 def test_order_of_ports_survives(results: ReplayResults, tmp_path: Path) -> None:

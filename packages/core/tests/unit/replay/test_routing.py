@@ -135,7 +135,7 @@ RECORDED = RecordedChoice.of(choice_of(SCORES_OF_EXPERTS, choose(SCORES_OF_EXPER
 
 
 def is_noise(*indices: int, noise: float = NOISE_ERROR) -> bool:
-    return bool(within_noise(torch.tensor([indices]), RECORDED, ScoreNoise(noise)))
+    return bool(within_noise(torch.tensor([indices]), RECORDED, ScoreNoise(noise, 0.0)))
 
 
 @pytest.mark.parametrize("indices", [(0, 1), (1, 0), (0, 2), (2, 0)])
@@ -171,7 +171,7 @@ def test_choice_that_no_scores_explain_is_no_near_tie() -> None:
     unexplained = RecordedChoice.of(choice_of(-SCORES_OF_EXPERTS, choose(SCORES_OF_EXPERTS)))
 
     assert unexplained.scores is None
-    assert not within_noise(torch.tensor([[0, 2]]), unexplained, ScoreNoise(NOISE_ERROR))
+    assert not within_noise(torch.tensor([[0, 2]]), unexplained, ScoreNoise(NOISE_ERROR, 0.0))
 
 
 # Four groups of two experts, two of them open: 0 and 1. Group 2 is nearly as good as 1, group 3 far.
@@ -208,7 +208,7 @@ def test_candidate_gets_the_recorded_choice_in_place_of_near_ties_only() -> None
     recorder.choose(choice_of(scores, choose(scores)))
     recorded = read_choices(recorder.to_tensors())
     actual = torch.tensor([[0, 1], [2, 0], [0, 3]])
-    handler = NearTieChoices({"experts": ScoreNoise(NOISE_ERROR)}, recorded)
+    handler = NearTieChoices({"experts": ScoreNoise(NOISE_ERROR, 0.0)}, recorded)
 
     chosen = handler.choose(
         ExpertChoice("experts", 0, 0, actual, torch.tensor([[0.7, 0.3]] * 3).bfloat16())
@@ -224,7 +224,9 @@ def test_candidate_gets_the_recorded_choice_in_place_of_near_ties_only() -> None
 
 
 def test_same_experts_in_another_order_keep_their_own_weights() -> None:
-    handler = NearTieChoices({"experts": ScoreNoise(NOISE_ERROR)}, {(0, 0, "experts"): RECORDED})
+    handler = NearTieChoices(
+        {"experts": ScoreNoise(NOISE_ERROR, 0.0)}, {(0, 0, "experts"): RECORDED}
+    )
 
     assert handler.choose(choice_of(SCORES_OF_EXPERTS, torch.tensor([[1, 0]]))) is None
 

@@ -7,6 +7,7 @@ error is the same in all columns, and a clean run has the errors of the noise ru
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -176,6 +177,8 @@ def step_results(
 
 class HeldTrace:
     """Of a `Trace` what a judge reads, as it would come from the disk."""
+
+    folder = Path("trace")
 
     def __init__(self, results: Results) -> None:
         self._parts = {name: one.to_parts() for name, one in results.items()}
