@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import UsageError
-from assay.kernel import NUM_BINS, ROW_FLOOR, Extent, WorstElement, sum_pair
+from assay.kernel import NUM_BINS, ROW_FLOOR, Extent, PooledSums, WorstElement, sum_pair
 
 # Small calls are collected up to this number of elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
@@ -137,22 +137,13 @@ class _CallBuffer:
 
 
 @dataclass(slots=True)
-class PairSums:
+class PairSums(PooledSums):
     """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
 
     pointwise: bool = False
     """No operation of the stage adds values up. Counts misrounded elements, and sums `beyond_rounding`."""
     num_elements: int = 0
     num_calls: int = 0
-    dd: float = 0.0
-    ee: float = 0.0
-    de: float = 0.0
-    dede: float = 0.0
-    """Sum of (d e)**2: the variance of `de` under independent errors."""
-    num_nan: int = 0
-    """Number of actual NaN values where the expected value is finite."""
-    num_inf: int = 0
-    num_misrounded: int = 0
     channel_rows: int = 0
     channel: Tensor | None = None
     """(5, C): sums of d, d e, e e, d d, e."""
@@ -203,13 +194,7 @@ class PairSums:
             return
         sums = sum_pair(actual_RC, expected_RC, self._extent)
         self.num_elements += actual_RC.numel()
-        self.ee += sums.ee
-        self.dd += sums.dd
-        self.de += sums.de
-        self.dede += sums.dede
-        self.num_nan += sums.num_nan
-        self.num_inf += sums.num_inf
-        self.num_misrounded += sums.num_misrounded
+        self.pool(sums)
         self.bins += sums.bins[:4]
         if self.pointwise:
             beyond, known = sums.bins[4:], self.beyond_rounding

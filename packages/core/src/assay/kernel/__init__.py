@@ -14,9 +14,11 @@ from assay.kernel import compiled, torch_sums
 from assay.kernel.sums import (
     FEWEST_IN_ROW,
     NUM_BINS,
+    POOLED,
     ROW_FLOOR,
     CallSums,
     Extent,
+    PooledSums,
     TokenSums,
     WorstElement,
 )
@@ -24,9 +26,11 @@ from assay.kernel.sums import (
 __all__ = [
     "FEWEST_IN_ROW",
     "NUM_BINS",
+    "POOLED",
     "ROW_FLOOR",
     "CallSums",
     "Extent",
+    "PooledSums",
     "TokenSums",
     "WorstElement",
     "find_largest",

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from ctypes import CDLL, POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -29,12 +30,15 @@ from assay.kernel.sums import (
     BINNED_ELEMENTS,
     BINS,
     CELLS_PER_UNIT,
+    COUNTS,
     FEWEST_IN_ROW,
     LARGEST_STRIDE,
     NUM_BINS,
     NUM_CHANNEL_SUMS,
+    POOLED,
     REACH,
     ROW_FLOOR,
+    SUMMANDS,
     CallSums,
     Extent,
     TokenSums,
@@ -45,7 +49,7 @@ from assay.kernel.sums import (
 Result = TypeVar("Result")
 
 FOLDER = Path(__file__).parent
-_SOURCES = ("pairs.c", "logits.c", "statistics.c")
+SOURCES = ("pairs.c", "logits.c", "statistics.c")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 # Each compiler knows one of them on each processor.
 _NATIVE = ("-march=native", "-mcpu=native", "")
@@ -56,7 +60,6 @@ _SECONDS_TO_COMPILE = 60
 SPAN_ELEMENTS = 1 << 20
 
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-_NUM_ROW_SUMS = 4
 _NUM_TOKEN_SUMS = 11
 _LANES = 8
 
@@ -92,22 +95,17 @@ class _Plan(Structure):
 _PLANS = {extent: _Plan.of(extent) for extent in get_args(Extent)}
 
 
-class _Totals(Structure):
-    """Sums over all rows."""
-
-    _fields_ = (
-        *((name, c_double) for name in ("ee", "dd", "de", "dede", "scale")),
-        ("slopes", c_double * 4),
-    )
-
-
 class _Found(Structure):
     """Counts and the worst element of a span."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("num_nan", "num_inf", "num_misrounded", "row", "channel")),
+        *((name, c_int64) for name in (*COUNTS, "row", "channel")),
         *((name, c_double) for name in ("difference", "actual", "expected")),
     )
+
+
+_Totals = c_double * len(SUMMANDS)
+_counts_of = attrgetter(*COUNTS)
 
 
 class _Statistics(Structure):
@@ -138,7 +136,7 @@ def library() -> CDLL | None:
 
 def file_name() -> str:
     """Return the name of the library for these sources on this processor."""
-    sources = [(FOLDER / name).read_bytes() for name in (*_SOURCES, "vectors.h")]
+    sources = [(FOLDER / name).read_bytes() for name in (*SOURCES, "vectors.h")]
     identity = [*sources, *(word.encode() for word in (*_compiler(), *FLAGS, _processor()))]
     return f"sums-{hashlib.sha256(b'|'.join(identity)).hexdigest()[:16]}.so"
 
@@ -159,7 +157,7 @@ def _processor() -> str:
 
 def _compile(target: Path) -> bool:
     """Compile the library; return False if no compiler is found, or it fails."""
-    sources = [str(FOLDER / name) for name in _SOURCES]
+    sources = [str(FOLDER / name) for name in SOURCES]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         for native in _NATIVE:
@@ -186,7 +184,7 @@ def _declare(loaded: CDLL) -> CDLL:
         _Matrix, _Matrix, *[c_int64] * 4, c_int32, c_void_p, c_void_p, POINTER(_Found),
     )  # fmt: skip
     loaded.finish_pair.argtypes = (
-        _Matrix, _Matrix, *[c_int64] * 2, POINTER(_Plan), *[c_void_p] * 2, POINTER(_Totals),
+        _Matrix, _Matrix, *[c_int64] * 2, POINTER(_Plan), *[c_void_p] * 4,
     )  # fmt: skip
     loaded.sum_tokens.argtypes = (_Matrix, _Matrix, *[c_int64] * 3, *[c_void_p] * 3)
     loaded.find_largest.argtypes = (_Matrix, *[c_int64] * 4, *[c_void_p] * 2)
@@ -195,6 +193,10 @@ def _declare(loaded: CDLL) -> CDLL:
     )  # fmt: skip
     for name in ("sum_pair", "finish_pair", "sum_tokens", "find_largest", "add_statistics"):
         getattr(loaded, name).restype = None
+    loaded.names_of_sums.restype = c_char_p
+    names = loaded.names_of_sums().decode().split()
+    if names != list(POOLED):
+        raise RuntimeError(f"pairs.c has the sums {names}, sums.py has {list(POOLED)}")
     return loaded
 
 
@@ -284,7 +286,7 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
     pair = _Matrix.of(actual_RC), _Matrix.of(expected_RC)
     num_rows, num_channels = actual_RC.shape
     loaded, rounds = _loaded(), extent == "pointwise"
-    rows = torch.zeros(_NUM_ROW_SUMS, num_rows, dtype=torch.float64)
+    rows = torch.zeros(len(SUMMANDS), num_rows, dtype=torch.float64)
     into = rows.data_ptr()
 
     def sum_span(span: range) -> tuple[Tensor, _Found]:
@@ -299,17 +301,22 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
     spans = _map_on_threads(sum_span, _spans(num_rows, num_channels))
     channels, found = zip(*spans, strict=True)
     worst = max(found, key=lambda one: one.difference)
-    bins, totals = torch.zeros(NUM_BINS, 6, dtype=torch.float64), _Totals()
-    loaded.finish_pair(*pair, num_rows, num_channels, _PLANS[extent], into, bins.data_ptr(), totals)
-    return CallSums(
-        rows[:3], sum(channels[1:], start=channels[0]), bins.t(),
-        torch.tensor(totals.slopes[:], dtype=torch.float64),
-        totals.ee, totals.dd, totals.de, totals.dede,
-        sum(one.num_nan for one in found),
-        sum(one.num_inf for one in found),
-        sum(one.num_misrounded for one in found),
-        WorstElement(worst.difference, worst.actual, worst.expected, (worst.row, worst.channel)),
+    bins, slopes = (torch.zeros(shape, dtype=torch.float64) for shape in ((NUM_BINS, 6), (4,)))
+    totals = _Totals()
+    loaded.finish_pair(
+        *pair, num_rows, num_channels, _PLANS[extent], into, bins.data_ptr(), slopes.data_ptr(), totals,
     )  # fmt: skip
+    return CallSums(
+        *totals,
+        *map(sum, zip(*map(_counts_of, found), strict=True)),
+        rows=rows[:3],
+        channels=sum(channels[1:], start=channels[0]),
+        bins=bins.t(),
+        row_slopes=slopes,
+        worst=WorstElement(
+            worst.difference, worst.actual, worst.expected, (worst.row, worst.channel)
+        ),
+    )
 
 
 def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> TokenSums:

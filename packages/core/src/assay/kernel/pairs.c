@@ -7,6 +7,16 @@ Shape legend: R rows (tokens), C channels (last dim), K bins. */
 /* A block of float64 on both sides fills half of a core's nearest cache. */
 enum { HEIGHT = 8, WIDTH = 128 };
 
+/* The sums over all elements, d = actual - expected: name and summand, in the order of `PooledSums` in sums.py. */
+#define SUMS(SUM) SUM(ee, e * e) SUM(dd, d * d) SUM(de, d * e) SUM(dede, (d * e) * (d * e))
+#define COUNTS(COUNT) COUNT(num_nan, ) COUNT(num_inf, ) COUNT(num_misrounded, )
+
+#define POSITION(name, summand) SUM_##name,
+enum { SUMS(POSITION) NUM_SUMS };
+
+#define NAME(name, summand) #name " "
+const char *names_of_sums(void) { return SUMS(NAME) COUNTS(NAME); }
+
 /* Round to float16, ties to even, and widen again. */
 static double round_to_float16(double wide) {
     float value = (float)wide, size = fabsf(value);
@@ -41,8 +51,10 @@ static inline Element element_of(double actual, double expected, int32_t dtype) 
     return (Element){actual, expected, actual - expected};
 }
 
+#define FIELD(name, summand) int64_t name;
 typedef struct {
-    int64_t num_nan, num_inf, num_misrounded, worst_row, worst_channel;
+    COUNTS(FIELD)
+    int64_t worst_row, worst_channel;
     double worst_difference, worst_actual, worst_expected;
 } Found;
 
@@ -88,7 +100,7 @@ static int clear_row(Block *block, int64_t row, Found *found) {
 }
 
 typedef struct {
-    double sums[4];
+    double sums[NUM_SUMS];
     /* The largest d d. */
     double largest;
 } RowSums;
@@ -103,7 +115,11 @@ static inline int may_hold_worst(double largest_square, double worst) {
 ALWAYS_INLINE RowSums sum_row_as(
     Block *block, int64_t row, const char *actual, int32_t actual_dtype, const char *expected, int32_t expected_dtype
 ) {
-    Vector ee = {0}, dd = {0}, de = {0}, dede = {0}, most = {0};
+#define START(name, summand) Vector name = {0};
+#define ADD(name, summand) name += summand;
+#define FINISH(name, summand) add_lanes(name),
+    SUMS(START)
+    Vector most = {0};
     int64_t actual_size = SIZES[actual_dtype], expected_size = SIZES[expected_dtype], width = block->width;
     char rest[2][LANES * 8] = {0};
     for (int64_t c = 0; c < width; c += LANES) {
@@ -117,17 +133,14 @@ ALWAYS_INLINE RowSums sum_row_as(
         Vector a = widen_lanes(actual, actual_dtype), e = widen_lanes(expected, expected_dtype);
         store(&block->actual[row][c], a);
         store(&block->expected[row][c], e);
-        Vector d = a - e, d_e = d * e, d_d = d * d;
-        ee += e * e;
-        dd += d_d;
-        de += d_e;
-        dede += d_e * d_e;
+        Vector d = a - e, d_d = d * d;
+        SUMS(ADD)
         Mask is_more = (Mask)(d_d > most);
         most = (Vector)(((Mask)d_d & is_more) | ((Mask)most & ~is_more));
         actual += LANES * actual_size;
         expected += LANES * expected_size;
     }
-    RowSums result = {{add_lanes(ee), add_lanes(dd), add_lanes(de), add_lanes(dede)}, 0.0};
+    RowSums result = {{SUMS(FINISH)}, 0.0};
     for (int lane = 0; lane < LANES; lane++)
         if (most[lane] > result.largest) result.largest = most[lane];
     return result;
@@ -183,8 +196,7 @@ static int64_t count_misrounded(const Block *block, int64_t row) {
 
 /* Add rows `first` to `last` of a pair.
 
-rows: (4, R), sums over channels of e e, d d, d e, (d e)**2; d d is nan in a row with a value that is not
-    finite on one side.
+rows: (NUM_SUMS, R), over channels; d d is nan in a row with a value that is not finite on one side.
 channels: (5, C), to which the sums over rows of d, d e, e e, d d, e are added; or NULL.
 found: its worst difference starts at -1. */
 void sum_pair(
@@ -206,7 +218,7 @@ void sum_pair(
                 if (counts_misrounded) found->num_misrounded += count_misrounded(&block, row);
                 int is_hit = 0;
                 /* A row with a NaN, an infinity or a value of a mask has one of these sums. */
-                if (!(of_row.sums[0] < MASKED_SIZE * MASKED_SIZE && of_row.sums[1] < INFINITE)) {
+                if (!(of_row.sums[SUM_ee] < MASKED_SIZE * MASKED_SIZE && of_row.sums[SUM_dd] < INFINITE)) {
                     note_worst(&block, row, found);
                     is_hit = clear_row(&block, row, found);
                     of_row = sum_row(
@@ -215,8 +227,8 @@ void sum_pair(
                 } else if (may_hold_worst(of_row.largest, found->worst_difference)) {
                     note_worst(&block, row, found);
                 }
-                for (int k = 0; k < 4; k++) rows[k * num_rows + at + row] += of_row.sums[k];
-                if (is_hit) rows[num_rows + at + row] = NAN;
+                for (int k = 0; k < NUM_SUMS; k++) rows[k * num_rows + at + row] += of_row.sums[k];
+                if (is_hit) rows[SUM_dd * num_rows + at + row] = NAN;
             }
             if (channels) sum_channels(&block, channels + channel, num_channels);
         }
@@ -230,12 +242,6 @@ typedef struct {
     const int32_t *bin_of_cell;
     int32_t keeps_systematic, rounds;
 } Plan;
-
-typedef struct {
-    double ee, dd, de, dede, scale;
-    /* Number of rows with a slope; sums of their slopes, squared slopes and variances. */
-    double slopes[4];
-} Totals;
 
 /* Add every `stride`th element that is finite to its bin.
 
@@ -273,19 +279,22 @@ static void sum_bins(
 }
 
 /* Add up the rows of a pair, sum its bins, and replace the first three sums of each row by the norms of e and d
-and the scale: the root mean square norm of e. */
+and the scale: the root mean square norm of e.
+
+slopes: number of rows with a slope; sums of their slopes, squared slopes and variances.
+totals: (NUM_SUMS,), over all rows. */
 void finish_pair(
     Matrix actual, Matrix expected, int64_t num_rows, int64_t num_channels, const Plan *plan, double *rows,
-    double *bins, Totals *totals
+    double *bins, double *slopes, double *totals
 ) {
-    double *ee = rows, *dd = rows + num_rows, *de = rows + 2 * num_rows, *dede = rows + 3 * num_rows;
-    for (int64_t row = 0; row < num_rows; row++) {
-        totals->ee += ee[row];
-        totals->dd += isnan(dd[row]) ? 0.0 : dd[row];
-        totals->de += de[row];
-        totals->dede += dede[row];
-    }
-    double scale = totals->scale = sqrt(totals->ee / num_rows), floor = plan->row_floor * scale;
+    double *ee = rows + SUM_ee * num_rows, *dd = rows + SUM_dd * num_rows;
+    double *de = rows + SUM_de * num_rows, *dede = rows + SUM_dede * num_rows;
+    for (int k = 0; k < NUM_SUMS; k++)
+        for (int64_t row = 0; row < num_rows; row++) {
+            double sum = rows[k * num_rows + row];
+            totals[k] += k == SUM_dd && isnan(sum) ? 0.0 : sum;
+        }
+    double scale = sqrt(totals[SUM_ee] / num_rows), floor = plan->row_floor * scale;
     double unit = scale / sqrt((double)num_channels);
     if (plan->keeps_systematic && unit > 0 && isfinite(unit))
         sum_bins(&actual, &expected, num_rows, num_channels, plan, unit, bins);
@@ -293,10 +302,10 @@ void finish_pair(
         int is_usable = plan->keeps_systematic && num_channels >= plan->fewest_in_row;
         if (is_usable && ee[row] > floor * floor && isfinite(dd[row])) {
             double slope = de[row] / ee[row];
-            totals->slopes[0] += 1;
-            totals->slopes[1] += slope;
-            totals->slopes[2] += slope * slope;
-            totals->slopes[3] += dede[row] / (ee[row] * ee[row]);
+            slopes[0] += 1;
+            slopes[1] += slope;
+            slopes[2] += slope * slope;
+            slopes[3] += dede[row] / (ee[row] * ee[row]);
         }
         ee[row] = sqrt(ee[row]);
         dd[row] = sqrt(dd[row]);

@@ -2,10 +2,11 @@
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,9 +76,44 @@ class WorstElement:
     index: tuple[int, ...] = ()
 
 
+def _sum_of(summand: Callable[[Tensor, Tensor], Tensor]) -> Any:  # noqa: ANN401 - a field
+    return field(default=0.0, metadata={"summand": summand})
+
+
 @dataclass(slots=True)
-class CallSums:
-    """Sums over the finite values of one pair; d = actual - expected, e = expected."""
+class PooledSums:
+    """Sums and counts over the finite elements of pairs, which calls add up; d = actual - expected, e = expected.
+
+    `pairs.c` lists the same names in the same order. The sums are saved: another one makes older goldens invalid.
+    """
+
+    ee: float = _sum_of(lambda d, e: e * e)  # noqa: ARG005 - all have both
+    dd: float = _sum_of(lambda d, e: d * d)  # noqa: ARG005
+    de: float = _sum_of(lambda d, e: d * e)
+    dede: float = _sum_of(lambda d, e: (d * e) * (d * e))
+    """The variance of `de` under independent errors."""
+    num_nan: int = 0
+    """Number of actual NaN values where the expected value is finite."""
+    num_inf: int = 0
+    num_misrounded: int = 0
+    """Number of actual values that are not the expected one, rounded; 0 unless the extent is "pointwise"."""
+
+    def pool(self, other: "PooledSums") -> None:
+        """Add the sums and counts of another call."""
+        for name in POOLED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+POOLED = tuple(item.name for item in fields(PooledSums))
+SUMMANDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    item.name: item.metadata["summand"] for item in fields(PooledSums) if item.metadata
+}
+COUNTS = tuple(name for name in POOLED if name not in SUMMANDS)
+
+
+@dataclass(slots=True, kw_only=True)
+class CallSums(PooledSums):
+    """The sums of one pair."""
 
     rows: Tensor
     """(3, R): norms of e and of d, and the root mean square norm of e. The norm of d is nan in a row in which
@@ -89,16 +125,6 @@ class CallSums:
     "pointwise" also sums of d and d d for d = actual - rounded e; zeros if it is "norms"."""
     row_slopes: Tensor
     """(4,): number of rows that are long and large enough; sums of their slopes, squared slopes and variances."""
-    ee: float = 0.0
-    dd: float = 0.0
-    de: float = 0.0
-    dede: float = 0.0
-    """Sum of (d e)**2."""
-    num_nan: int = 0
-    """Number of actual NaN values where the expected value is finite."""
-    num_inf: int = 0
-    num_misrounded: int = 0
-    """Number of actual values that are not the expected one, rounded; 0 unless the extent is "pointwise"."""
     worst: WorstElement = field(default_factory=WorstElement)
 
 

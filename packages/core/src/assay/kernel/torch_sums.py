@@ -17,6 +17,7 @@ from assay.kernel.sums import (
     NUM_BINS,
     NUM_CHANNEL_SUMS,
     ROW_FLOOR,
+    SUMMANDS,
     CallSums,
     Extent,
     TokenSums,
@@ -38,10 +39,10 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
     num_rows, num_channels = actual_RC.shape
     shapes = (3, num_rows), (NUM_CHANNEL_SUMS, num_channels), (6, NUM_BINS), (4,)
     rows, channels, bins, slopes = (torch.zeros(one, dtype=torch.float64) for one in shapes)
-    sums = CallSums(rows, channels, bins, slopes)
+    sums = CallSums(rows=rows, channels=channels, bins=bins, row_slopes=slopes)
     if not actual_RC.numel():
         return sums
-    row_sums = torch.zeros(4, num_rows, dtype=torch.float64)
+    of_rows = {name: torch.zeros(num_rows, dtype=torch.float64) for name in SUMMANDS}
     height = max(1, _STEP_ELEMENTS // num_channels)
     for start in range(0, num_rows, height):
         span = slice(start, start + height)
@@ -56,23 +57,21 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
         sums.num_nan += int((actual.isnan() & wrong).sum())
         sums.num_inf += int((actual.isinf() & wrong).sum())
         d, e = d.where(finite, 0.0), e.where(e.isfinite(), 0.0)
-        de, ee, dd = d * e, e * e, d * d
-        row_sums[:, span] = torch.stack([one.sum(1) for one in (ee, dd, de, de * de)])
-        row_sums[1, span][(~finite & ~same).any(1)] = math.nan
+        summed = {name: summand(d, e) for name, summand in SUMMANDS.items()}
+        for name, summands in summed.items():
+            of_rows[name][span] = summands.sum(1)
+        of_rows["dd"][span][(~finite & ~same).any(1)] = math.nan
         if extent != "norms":
-            sums.channels += torch.stack([one.sum(0) for one in (d, de, ee, dd, e)])
+            columns = d, summed["de"], summed["ee"], summed["dd"], e
+            sums.channels += torch.stack([one.sum(0) for one in columns])
         row, column = divmod(int(d.abs().argmax()), num_channels)
         size = abs(float(d[row, column]))
         if size > sums.worst.difference:
             values = float(actual[row, column]), float(e[row, column])
             sums.worst = WorstElement(size, *values, (start + row, column))
-    ee, dd, de, dede = row_sums
-    sums.ee, sums.dd, sums.de, sums.dede = (
-        float(ee.sum()),
-        float(dd.nansum()),
-        float(de.sum()),
-        float(dede.sum()),
-    )
+    for name, of_row in of_rows.items():
+        setattr(sums, name, float(of_row.nansum() if name == "dd" else of_row.sum()))
+    ee, dd, de, dede = (of_rows[name] for name in ("ee", "dd", "de", "dede"))
     scale = math.sqrt(sums.ee / num_rows)
     sums.rows = torch.stack([ee.sqrt(), dd.sqrt(), torch.full_like(ee, scale)])
     unit = scale / math.sqrt(num_channels)

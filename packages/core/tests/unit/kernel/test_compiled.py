@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from assay import kernel
-from assay.kernel import compiled
+from assay.kernel import POOLED, compiled
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     """Sources in a folder of their own, without a compiled library; its folder."""
     sources = tmp_path / "kernel"
     sources.mkdir()
-    for name in ("pairs.c", "logits.c", "statistics.c", "vectors.h"):
+    for name in (*compiled.SOURCES, "vectors.h"):
         shutil.copy(compiled.FOLDER / name, sources)
     monkeypatch.setattr(compiled, "FOLDER", sources)
     monkeypatch.setattr(compiled, "FLAGS", ("-O0", "-fPIC", "-shared"))
@@ -87,6 +87,18 @@ def test_a_damaged_library_is_compiled_again(not_loaded: Path) -> None:
     assert damaged.stat().st_size > 7
 
 
+@pytest.mark.usefixtures("not_loaded")
+@pytest.mark.parametrize("change", ["other order", "one more"])
+def test_other_sums_in_c_than_in_python_are_an_error(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = (*reversed(POOLED),) if change == "other order" else (*POOLED, "ddd")
+    monkeypatch.setattr(compiled, "POOLED", others)
+
+    with pytest.raises(RuntimeError, match=r"^pairs.c has the sums .*'ee', 'dd'.*, sums.py has "):
+        compiled.library()
+
+
 def test_sources_compile_without_a_warning(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
@@ -99,7 +111,7 @@ def test_sources_compile_without_a_warning(tmp_path: Path) -> None:
         "-o",
         str(tmp_path / "sums.so"),
     )
-    sources = (str(compiled.FOLDER / name) for name in ("pairs.c", "logits.c"))
+    sources = (str(compiled.FOLDER / name) for name in compiled.SOURCES)
 
     done = subprocess.run(
         ["cc", *options, *sources, "-lm"], capture_output=True, text=True, check=False

@@ -21,6 +21,7 @@ from assay.judge.levels import describe_uncalled
 from assay.judge.limits import Limits
 from assay.judge.replays import Allowances, FailedStage, Judged, judge_replay
 from assay.judge.results import PortResult, ReplayResults, read_results
+from assay.kernel import POOLED
 from assay.metrics import PairSums, RowErrors
 from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.replay.gradients import GradientScale
@@ -455,7 +456,7 @@ def _judge_common_scale(
 
 
 def _total(parts: Sequence[PairSums]) -> PairSums:
-    names = ("num_elements", "dd", "ee", "de", "dede", "num_nan", "num_inf")
+    names = ("num_elements", *POOLED)
     total = PairSums(**{name: sum(getattr(one, name) for one in parts) for name in names})
     total.rows = [rows for one in parts for rows in one.rows]
     return total
