@@ -79,10 +79,18 @@ def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) 
     [
         ({"trainer": "MeanOfMeans"}, ("backward", "", None, "loss-scale")),
         ({"trainer": "ClippedByHalfOfTheNorm"}, ("clip", None, None, "clip-norm")),
-        ({"trainer": "OptimizerOverClones"}, ("optimizer", None, None, "frozen-parameters")),
+        pytest.param(
+            {"trainer": "OptimizerOverClones"},
+            ("optimizer", None, None, "frozen-parameters"),
+            marks=pytest.mark.long,
+        ),
         ({"trainer": "TwiceTheLearningRate"}, ("optimizer", None, None, "optimizer-update")),
         ({"trainer": "MomentsDropped"}, ("checkpoint", None, None, "checkpoint-mismatch")),
-        ({"trainer": "GeneratorsNotRestored"}, ("checkpoint", None, None, "rng-state")),
+        pytest.param(
+            {"trainer": "GeneratorsNotRestored"},
+            ("checkpoint", None, None, "rng-state"),
+            marks=pytest.mark.long,
+        ),
         (
             {"trainer": "OneTensorSavedAsZeros"},
             (
@@ -92,7 +100,7 @@ def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) 
                 "checkpoint-mismatch",
             ),
         ),
-        (
+        pytest.param(
             {"setup": "one_norm_detached_on_half"},
             (
                 "backward",
@@ -100,6 +108,7 @@ def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) 
                 "model.layers.1.input_layernorm.weight",
                 "missing-reduction",
             ),
+            marks=pytest.mark.long,
         ),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
