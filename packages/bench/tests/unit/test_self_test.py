@@ -19,7 +19,7 @@ UNDERPOWERED, OTHER = Outcome.UNDERPOWERED, Outcome.NOT_COMPARED
 
 @pytest.fixture
 def asked() -> list[str]:
-    """What was tuned, evaluated and compared, in order."""
+    """What was tuned, evaluated, compared and shown, in order."""
     return []
 
 
@@ -47,13 +47,16 @@ def run(
             asked.append(f"compare {baseline.name} {actual.relative_to(tmp_path)}")
             return SimpleNamespace(judged=next(outcomes))
 
+        def publish(folder: Path) -> None:
+            asked.append(f"write the page of {folder.relative_to(tmp_path)}")
+
         monkeypatch.setattr(self_test, "run_tunings", tune)
         monkeypatch.setattr(self_test, "evaluate", evaluate)
         monkeypatch.setattr(self_test, "compare_folders", compare)
         monkeypatch.setattr(self_test, "read_evaluation", lambda _folder: None)
         monkeypatch.setattr(self_test, "judge_scores", lambda _: SimpleNamespace(verdict=alone))
         monkeypatch.setattr(self_test, "write_results", lambda verdict, *_: verdict)
-        monkeypatch.setattr(CheckedVerdict, "publish", lambda _folder: None)
+        monkeypatch.setattr(CheckedVerdict, "publish", publish)
         return run_self_test("card/float32", tmp_path, SilentProgress())
 
     return run
@@ -65,10 +68,15 @@ def test_both_ways_are_tuned_and_held_to_their_baselines_on_the_device(
     assert run(PASS, PASS) is Outcome.PASS
     assert asked == [
         "tune card/float32 into tuned",
+        "write the page of tuned",
         "ask tuned/micro-llama/full/seed-0/model on card/float32 about 4 tasks",
+        "write the page of full/asked",
         "compare micro-llama-full.json full/asked",
+        "write the page of full/compared",
         "ask tuned/micro-llama/lora/seed-0/model on card/float32 about 4 tasks",
+        "write the page of lora/asked",
         "compare micro-llama-lora.json lora/asked",
+        "write the page of lora/compared",
     ]
 
 
@@ -99,4 +107,4 @@ def test_a_model_that_learned_too_little_is_asked_nothing(
     run: Callable[..., Outcome], asked: list[str]
 ) -> None:
     assert run(learned=Outcome.FAIL) is Outcome.FAIL
-    assert len(asked) == 1
+    assert asked == ["tune card/float32 into tuned", "write the page of tuned"]

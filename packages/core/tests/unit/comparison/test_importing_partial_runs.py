@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
-from assay.comparison.importing import find_cut_off, find_lost_ranks, find_reused_buffers
+from assay.comparison.importing import (
+    find_cut_off,
+    find_lost_ranks,
+    find_reused_buffers,
+    split_mixed_passes,
+)
 from assay.dumps.protocol import Dump, DumpError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
@@ -369,9 +374,14 @@ def test_a_damaged_mask_that_actual_lacks_forbids_a_pass() -> None:
     }
     expected = make_dump(whole)
     actual = make_dump({key: one for key, one in whole.items() if "mask" not in key[1]})
+    tensors = [
+        replace(one, load=None if "mask" in one.key else one.load) for one in expected.tensors
+    ]
+    without_values = replace(expected, tensors=tensors)
     for dump, outcome in (
         (expected, Outcome.PASS),
         (damaged(expected, "attn.input.attention_mask.0"), Outcome.NOT_COMPARED),
+        (without_values, Outcome.PASS),
     ):
         found = compare_dumps(CompareOptions("", ""), dump, actual, SilentProgress())
         assert found.verdict.verdict is outcome
@@ -451,3 +461,28 @@ def test_a_kind_that_actual_holds_elsewhere_has_no_excuse() -> None:
         | {("lm_head", "input.0", 0): X},
     )
     assert "--allow-unmatched" not in reason(verdict)
+
+
+@pytest.mark.parametrize(
+    ("folders", "passes"),
+    [
+        ([["0_A", "1_B", "2_A", "3_B"]], [("0_A", 0), ("1_B", 0), ("0_A", 1), ("1_B", 1)]),
+        (
+            [["0_A", "1_B", "2_A", "3_B"], ["2_A", "3_B"]],
+            [("0_A", 0), ("1_B", 0), ("0_A", 1), ("1_B", 1), ("0_A", 2), ("1_B", 2)],
+        ),
+        ([["0_A", "1_B", "2_C", "3_B"]], None),
+        ([["0_A", "1_B", "2_C", "3_B"], ["2_C", "3_B"]], None),
+        ([["0_A", "1_B", "2_A"]], None),
+        ([["0_A", "1_B"], ["0_A", "1_B"]], None),
+    ],
+)
+def test_two_graphs_of_one_folder_are_passes_of_their_own_if_their_operations_are_alike(
+    folders: list[list[str]], passes: list[tuple[str, int]] | None
+) -> None:
+    names = [(name, step) for step, graph in enumerate(folders) for name in graph]
+    dump = make_dump({(name, "output", step): torch.ones(1) for name, step in names})
+    split = split_mixed_passes(dump)
+    assert [(one.site.at.module, one.site.at.step) for one in split.tensors] == (passes or names)
+    note = "folder 0 of memory holds the prefill and the first decode step"
+    assert [*split.notes] == ([note] if passes else [])

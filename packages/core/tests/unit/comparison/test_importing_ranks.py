@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
+from assay.comparison.importing import number_ranks
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
-from packages.core.tests.unit.comparison.memory_dump import with_values
+from packages.core.tests.unit.comparison.memory_dump import make_dump, with_values
 from packages.core.tests.unit.comparison.test_atb_against_torch import Network
 
 IDS = [torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]]), torch.tensor([[7], [8]])]
@@ -144,3 +145,24 @@ def test_a_noise_dump_of_one_process_serves_ranks(whole: Dump) -> None:
     spread = on_ranks(noise, LAYOUTS["tp=2"])
     verdict = compare_dumps(comparison, whole, spread, SilentProgress(), noise).verdict
     assert verdict.verdict is Outcome.PASS, verdict.headline
+
+
+def test_values_that_pipeline_stages_pass_on_are_dropped() -> None:
+    """Each stage records the whole model, whose inputs and outputs are hidden states in between."""
+    ends = ("model", "input.0", 0), ("model", "output", 0)
+    held = (
+        [("embed", "output", 0), ("layers.0", "output", 0), *ends],
+        [("layers.1", "output", 0), ("head", "output", 0), *ends],
+    )
+    sides = [make_dump(dict.fromkeys(sites, torch.ones(1))) for sites in held]
+    tensors = [
+        replace(one, site=at_rank(one.site, rank))
+        for rank, side in enumerate(sides)
+        for one in side.tensors
+    ]
+    numbered = number_ranks(replace(sides[0], tensors=tensors))
+    kept = [
+        (one.world_rank, one.site.port) for one in numbered.tensors if one.site.at.module == "model"
+    ]
+    assert kept == [(0, "input.0"), (1, "output")]
+    assert numbered.notes == ["memory: 2 pipeline stages hold different layers"]

@@ -37,6 +37,7 @@ from assay_smoke.data.verdict import (
     judge_data,
     print_data_verdict,
 )
+from assay_smoke.data.worker_seeds import ITEM, NEW_IN_EPOCHS, NEW_IN_WORKERS, _Draw, _find_equal
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 
@@ -284,3 +285,22 @@ def test_a_template_that_reads_parts_gets_parts() -> None:
     report = check_chat(Subject("parts"), render_by_template, [tokenizer])
     assert report.findings == []
     assert report.untried == []
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "worker", "item", "fault"),
+    [
+        ("torch", 0, 1, 3, (NEW_IN_WORKERS, "workers 0 and 1 draw the same from torch")),
+        ("torch", 1, 0, 3, (NEW_IN_EPOCHS, "epoch 1 draws from torch what epoch 0 drew")),
+        (ITEM, 0, 1, 3, (NEW_IN_WORKERS, "items 2 and 3, of workers 0 and 1, are equal")),
+        (ITEM, 1, 0, 2, (NEW_IN_EPOCHS, "item 2 is the same in epochs 0 and 1")),
+        (ITEM, 1, 0, 3, None),  # another item may be equal in another epoch
+        ("torch", 0, 0, 3, None),
+    ],
+)
+def test_equal_draws_are_named_by_what_repeats(
+    name: str, epoch: int, worker: int, item: int, fault: tuple[dict[str, str], str] | None
+) -> None:
+    draws = [_Draw(0, 0, 2, {name: 5}), _Draw(epoch, worker, item, {name: 5})]
+    found = [(one.name, one.reason) for one in _find_equal(draws)]
+    assert found == ([(fault[0][name], fault[1])] if fault else [])

@@ -1,5 +1,6 @@
 """Repeated and equivalent runs: limits, unchecked parts, and the precision of logged losses."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +8,18 @@ import pytest
 import torch
 
 from assay.runs import SilentProgress
+from assay.verdicts import Outcome
+from assay_smoke.external import rerun_levels
 from assay_smoke.external.rerun_levels import (
+    _Difference,
     judge_equivalent,
+    judge_interruption,
     measure_apart,
     measure_spread,
     unit_in_log,
 )
 from assay_smoke.external.runs import Cycle
+from assay_smoke.external.watched_run import LoggedLoss
 
 END = {"a": torch.tensor([3.0, 4.0])}
 NEAR = {"a": torch.tensor([3.0, 4.001])}
@@ -82,3 +88,47 @@ def test_the_unit_is_that_of_the_last_digit_that_is_logged(
     value: float, logged: list[float], unit: float
 ) -> None:
     assert unit_in_log(value, logged) == pytest.approx(unit)
+
+
+@pytest.mark.parametrize(
+    ("signalled_after", "newest", "reason"),
+    [
+        (None, None, "training ended before SIGTERM: use more `steps`"),
+        (4, 4, "training ended before SIGTERM: use more `steps`"),
+        (3, 4, "no step remains after the checkpoint of SIGTERM: use more `steps`"),
+    ],
+)
+def test_an_interruption_without_a_step_to_resume_is_not_compared(
+    signalled_after: int | None, newest: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SimpleNamespace(on_sigterm="save", steps=4)
+    launch = SimpleNamespace(library=library)
+    interrupted = SimpleNamespace(
+        launch=launch, signalled_after=signalled_after, hung_in=None, losses=WHOLE[:3]
+    )
+    cycle: Any = SimpleNamespace(
+        library=library,
+        uninterrupted=SimpleNamespace(ended_well=True),
+        run=lambda *_, **__: interrupted,
+    )
+    found = {} if newest is None else {newest: Path()}
+    monkeypatch.setattr(rerun_levels, "checkpoints_of", lambda _: found)
+
+    level = judge_interruption(cycle).level
+
+    assert (level.verdict, level.reason) == (Outcome.NOT_COMPARED, reason)
+
+
+def test_logged_values_are_judged_step_by_step_by_roundoff_and_their_last_digit() -> None:
+    expected = [LoggedLoss(1, 4.0, grad_norm=2.0), LoggedLoss(2, 3.0)]
+    actual = [LoggedLoss(1, 4.1, grad_norm=2.5), LoggedLoss(2, 3.0)]
+
+    ratios = _Difference(expected, actual, 0.25, 2).ratios("float32")
+
+    root = 2.0**-12  # of the unit roundoff of float32
+    assert [(step, port, one.actual, one.expected) for step, port, one in ratios] == [
+        (1, "loss", pytest.approx(0.025), root / 8 + 0.1 / 4),
+        (1, "grad_norm", 0.25, 3 * root + 0.1 / 2),
+        (2, "loss", 0.0, root / 8 + 0.1 / 3),
+        (2, "end", 0.25, 3 * root),
+    ]

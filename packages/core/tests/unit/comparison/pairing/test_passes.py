@@ -8,10 +8,12 @@ from torch import Tensor
 
 from assay.comparison.pairing.passes import (
     Pass,
+    PassPair,
     TokenComparison,
     align_passes,
     compare_ids,
     find_passes,
+    match_rows,
     take_rows,
 )
 from assay.sites import CallSite, RowMap
@@ -200,6 +202,32 @@ def test_prompts_one_by_one_are_paired_with_a_batch() -> None:
     assert pairs_by_row(expected, actual) == [
         (0, 2, [0, 1], [0, 1]), (1, 3, [0], [0]), (0, 0, [2, 3], [0, 1]), (1, 1, [1], [0]),
     ]  # fmt: skip
+
+
+def test_a_pass_without_tokens_is_paired_with_none() -> None:
+    (prefill,) = passes_of([[5, 6]])
+    for unknown in (Pass(0, 0, None), replace(prefill, ids=None), replace(prefill, rows=None)):
+        (pair,) = match_rows([unknown, prefill], [prefill, unknown])
+        assert (pair.expected, pair.actual) == (prefill, prefill)
+        assert match_rows([unknown], [unknown]) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "is_alike"),
+    [
+        ([[5, 6], [7, 8]], [[5, 6, 7, 8]], True),
+        ([[5, 6], [7, 8]], [[5, 6, 7]], False),
+        ([[5, 6, 7]], [[5, 6], [7, 8]], False),
+    ],
+)
+def test_passes_are_alike_if_they_hold_as_many_tokens(
+    expected: list[list[int]], actual: list[list[int]], is_alike: bool
+) -> None:
+    (one,), (other,) = passes_of(expected), passes_of(actual)
+    assert PassPair(one, other).is_of_as_many_tokens is is_alike
+    unknown = Pass(0, 0, None)
+    assert PassPair(one, unknown).is_of_as_many_tokens
+    assert PassPair(unknown, other).is_of_as_many_tokens
 
 
 def test_a_cache_of_a_window_holds_the_last_tokens() -> None:

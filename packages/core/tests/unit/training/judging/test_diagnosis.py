@@ -538,18 +538,6 @@ def test_sums_that_are_wrong_by_more_than_one_factor_lack_a_part(
     assert summed(gradients(*errors), lost) == ("missing-reduction", None)
 
 
-@pytest.mark.parametrize("phase", ["backward", "reduce", "clip"])
-@pytest.mark.parametrize(
-    ("factor", "words"), [(0.5, "1/2 of"), (0.25, "1/4 of"), (0.3, "0.3 times"), (2.0, "2 times")]
-)
-def test_the_factor_of_all_gradients_is_named(phase: str, factor: float, words: str) -> None:
-    changed = gradients(*[times(factor)] * 3, phase=phase)
-
-    finding = diagnosed(evidence(step_results(changed)))
-
-    assert finding.reason == f"all gradients are {words} the reference's"
-
-
 # As a rounded sum, and one that lacks a part, are off.
 ROUNDED, LOST = UNIT, 0.5
 
