@@ -102,12 +102,6 @@ def test_every_rule_has_a_docstring_and_a_mutation() -> None:
     assert len(MUTATIONS) == NUM_MUTATIONS  # a second edit of a file has another name
 
 
-def test_the_documentation_has_the_number_of_mutations() -> None:
-    assert (
-        f"- {len(MUTATIONS)} edits of the committed files" in (ROOT / "docs/runners.md").read_text()
-    )
-
-
 def test_a_repository_without_workflows_is_an_error(root: Path) -> None:
     shutil.rmtree(root / ".github/workflows")
     with pytest.raises(UsageError, match="has no workflow"):
