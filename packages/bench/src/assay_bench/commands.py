@@ -279,7 +279,7 @@ def selftest(
 
     Example: assay bench selftest --run cuda/float32
 
-    Exit code: 0 PASS; 1 FAIL or UNDERPOWERED; 2 usage or environment error; 3 if the
+    Exit code: 0 PASS; 1 FAIL; 2 usage or environment error; 3 UNDERPOWERED, or the
     questions differ from the baselines'. They are made from the standard library, those of the baselines from Python 3.11's.
     """
     from assay.devices.detection import DETECTION_TIMEOUT_SECONDS

@@ -5,7 +5,7 @@ from pathlib import Path
 from assay.api.verdict import CheckedVerdict
 from assay.runs import Progress, RunFolder
 from assay.runs.results import write_results
-from assay.verdicts import Outcome
+from assay.verdicts import Outcome, overall_outcome
 from assay_bench.comparison_files import compare_folders
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import judge_scores
@@ -23,8 +23,8 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
 
     run: a RUN, in the dtype of the baselines (float32).
     folder: gets the tuned models, their answers and the comparisons.
-    Returns: PASS; FAIL for a model that learned too little, is worse, or has too few items to say so;
-        NOT_COMPARED for other questions than the baselines'.
+    Returns: the worst outcome; FAIL for a model that learned too little or is worse, NOT_COMPARED for other
+        questions than the baselines'.
     """
     recipe = read_recipe("micro", run)
     tuned = open_folder(recipe, folder / "tuned")
@@ -39,10 +39,7 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
         )
         for way in recipe.recipe.permutations
     ]
-    if judged.count(Outcome.PASS) == len(judged):
-        return Outcome.PASS
-    other = set(judged) <= {Outcome.PASS, Outcome.NOT_COMPARED}
-    return Outcome.NOT_COMPARED if other else Outcome.FAIL
+    return overall_outcome(judged)
 
 
 def _compare_with_baseline(
