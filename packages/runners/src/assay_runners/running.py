@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from assay.ci.results import find_contradiction, outermost, read_reports
+from assay.ci.running import find_contradiction, outermost, read_reports
 from assay.errors import UsageError
 from assay.files import write_whole
 from assay.foreign_text import escape_markdown, markdown_code

@@ -4,20 +4,21 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from assay.ci.configuration import Step
-from assay.ci.results import find_contradiction, find_runs, read_reports
+from assay.errors import AssayError
 from assay.files import write_whole
-from assay.foreign_text import escape_markdown, markdown_block
+from assay.foreign_text import escape_markdown, markdown_block, markdown_code
 from assay.output.streams import print_error
 from assay.report.junit import Case, Problem, Suite, make_suite, render_junit
 from assay.report.page.html import write_index
-from assay.report.run_report import Report
+from assay.report.run_report import Report, read_report
 from assay.report.text_formats import render_markdown_of
+from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
 
 JUNIT_FILE, SUMMARY_FILE = "junit.xml", "summary.md"
@@ -150,3 +151,35 @@ def _make_case(result: StepResult) -> Case:
     problem: Problem = "failure" if _WORDS[result.code] == Outcome.FAIL else "error"
     command = shlex.join(("assay", *result.words))
     return Case(name, problem, result.failure, command, result.seconds)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Find the folders with a verdict at or below `folder`, without those inside another run."""
+    return outermost(file.parent for file in sorted(folder.glob(f"**/{VERDICT_FILE}")))
+
+
+def outermost(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders that are not inside another one."""
+    known = list(folders)
+    return [folder for folder in known if not any(other in folder.parents for other in known)]
+
+
+def find_contradiction(run: Path) -> str:
+    """Say why the verdict of a run contradicts the success of its command; "" if it does not."""
+    try:
+        outcome = read_verdict(run).verdict
+    except AssayError as error:
+        return f"{run.name} has no verdict that can be read: {str(error).splitlines()[0]}"
+    return "" if outcome is Outcome.PASS else f"{run.name} says {outcome.value}"
+
+
+def read_reports(runs: Iterable[Path]) -> tuple[list[Report], list[str]]:
+    """Read the reports of runs, worst first. Returns: also a sentence for each unreadable run."""
+    reports, unreadable = [], []
+    for folder in runs:
+        try:
+            reports.append(read_report(folder))
+        except AssayError as error:
+            unreadable.append(f"{markdown_code(folder.name)}: {markdown_code(str(error))}")
+    reports.sort(key=lambda report: -report.verdict.verdict.severity)
+    return reports, unreadable
