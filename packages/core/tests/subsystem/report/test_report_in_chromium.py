@@ -245,3 +245,42 @@ def test_the_first_screen_has_its_style_in_another_page_and_leaves_that_one_alon
     assert style("body > table", "borderCollapse") == "separate"
     assert style("body", "backgroundColor") == "rgba(0, 0, 0, 0)"
     assert opened.complaints == []
+
+
+def test_only_decode_steps_are_shown_on_request(chromium: Chromium, failed: Path) -> None:
+    opened = chromium.open(failed)
+    page = opened.page
+
+    def columns() -> int:
+        return int(page.evaluate("document.querySelector('#heat-map canvas').width"))
+
+    assert columns() == 4 * (24 + 8)
+    page.locator("#decode-only").check()
+    assert columns() == 4 * 8
+    shown = tip_at(page, *middle_of(page, "#worst-cell"))
+    assert shown[0] != FAULTY or shown[1] != "prompt 1, token 17"  # a token of the prompt
+    assert "step" in shown[1]
+    page.locator("#heat-map").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#heat-map .cursor").count() == 1
+    page.locator("#decode-only").uncheck()
+    assert columns() == 4 * (24 + 8)
+    assert tip_at(page, *middle_of(page, "#worst-cell"))[1] == "prompt 1, token 17"
+    assert opened.complaints == []
+
+
+def test_the_headline_leads_to_the_rows_of_its_module(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    page.locator("#to-rows").click()
+    assert page.locator("#filter").input_value() == FAULTY
+    modules = page.locator("#table tbody tr:not(.spacer) td:nth-child(2)").all_inner_texts()
+    assert set(modules) == {FAULTY}
+
+
+def test_the_diagnosis_is_explained_on_the_page(chromium: Chromium, failed: Path) -> None:
+    page = chromium.open(failed).page
+    explained = page.locator("#diagnosis")
+    assert not explained.locator("p").first.is_visible()
+    explained.locator("summary").click()
+    assert "What to do next: " in explained.inner_text()
+    assert explained.locator("p").first.is_visible()

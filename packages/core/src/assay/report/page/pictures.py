@@ -367,8 +367,16 @@ class HeatMap:
     columns: list[Column]
     cells: list[Measurement | None]
     located: int | None
+    """The stage that the verdict names."""
+    affected: int | None = None
+    """The column of the first affected token."""
     judged_side: str = "candidate"
     statements: list[str] = field(default_factory=list)
+
+    @property
+    def has_decode_steps(self) -> bool:
+        """Return True if some tokens were computed in the prefill, and others in decode steps."""
+        return len({column.step > 0 for column in self.columns}) > 1
 
     @property
     def worst(self) -> int:
@@ -391,12 +399,14 @@ class HeatMap:
             "columns": [column.label for column in self.columns],
             "prompts": [column.prompt for column in self.columns],
             "tokens": [[column.first, column.last] for column in self.columns],
+            "steps": [column.step for column in self.columns],
             "judgedSide": self.judged_side,
             "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
             "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
             "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
             "port": pack_labels([cell.port if cell else "" for cell in self.cells]),
             "located": self.located,
+            "affected": self.affected,
             "worst": self.worst,
             "top": self.top,
         }
@@ -442,7 +452,9 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
     location = report.verdict.location
     stage = location and report.stages.get((location.module or "", location.phase))
     located = stages.index(stage) if stage in stages else None
-    return HeatMap(stages, columns, cells, located, report.judged_side, statements)
+    bad = report.verdict.first_bad_token
+    affected = column_of.get((bad.prompt, bad.position)) if bad else None
+    return HeatMap(stages, columns, cells, located, affected, report.judged_side, statements)
 
 
 def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:

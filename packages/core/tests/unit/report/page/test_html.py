@@ -54,7 +54,7 @@ def test_verdict_comes_first(failed: Report) -> None:
 def test_every_section_is_there(failed: Report) -> None:
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", render_html(failed))
     assert headings == [
-        "Ladder",
+        "Levels",
         "Modules", "Tokens by modules", "Error along the depth", "KL divergence of each token",
         "Suspects", "Measurements", "Where it ran", "To repeat it",
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_names_of_a_run_never_become_elements(tmp_path: Path) -> None:
 def test_run_without_measurements_has_no_pictures() -> None:
     verdict = Verdict(verdict=Outcome.PASS, levels={"tokens": Level(verdict=Outcome.PASS)})
     page = render_html(Report(Path("run"), verdict))
-    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["Ladder", "Where it ran"]
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == ["Levels", "Where it ran"]
 
 
 def test_page_of_a_large_run_fits_and_states_what_is_left_out() -> None:

@@ -33,7 +33,28 @@
   const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 
+  // The map of some columns alone, with the worst of their cells.
+  const keepColumns = (map, kept) => {
+    const columns = map.columns.length;
+    const pick = (values) => kept.map((column) => values[column]);
+    const cells = map.stages.flatMap((_, row) => kept.map((column) => row * columns + column));
+    const slice = ({ labels, codes }) => ({ labels, codes: cells.map((index) => codes[index]) });
+    const [ratio, actual, expected, port] = [map.ratio, map.actual, map.expected, map.port].map(slice);
+    const severities = unpack(ratio).map((text) =>
+      text === null ? -1 : Number.isFinite(Number(text)) ? Number(text) : Infinity);
+    const worst = severities.reduce((best, value, index) => value > severities[best] ? index : best, 0);
+    const affected = kept.indexOf(map.affected);
+    return {
+      ...map, ratio, actual, expected, port, worst, affected: affected < 0 ? null : affected,
+      columns: pick(map.columns), prompts: pick(map.prompts), tokens: pick(map.tokens),
+    };
+  };
+
+  let drawn = new AbortController();  // ends the listeners of the last drawing
   function drawHeatMap(map) {
+    drawn.abort();
+    drawn = new AbortController();
+    const { signal } = drawn;
     const host = document.getElementById("heat-map");
     const rows = map.stages.length;
     const columns = map.columns.length;
@@ -148,7 +169,7 @@
     });
     const leave = () => { cursor.hidden = true; hideTip(); };
     cells.addEventListener("pointerleave", leave);
-    host.addEventListener("blur", leave);
+    host.addEventListener("blur", leave, { signal });
     host.addEventListener("keydown", (event) => {
       const step = ARROWS[event.key];
       if (!step) return;
@@ -160,9 +181,10 @@
       cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
       const box = cursor.getBoundingClientRect();
       point(row * columns + column, box.right, box.bottom);
-    });
+    }, { signal });
 
     const ticks = document.querySelector(".legend-bar .ticks");
+    ticks.replaceChildren();
     for (const mark of [1, 3, 10, 30, 100, 1e3, 1e4, 1e5, 1e6, 1e8]) {
       if (mark > map.top * 1.001) break;
       const tick = make("span", "", mark < 1e4 ? `${mark}x` : `1e${Math.log10(mark)}x`);
@@ -173,9 +195,11 @@
     arrange();
     const line = (map.located ?? Math.floor(map.worst / columns)) * rowHeight;
     host.scrollTop = line - host.clientHeight / 2;
-    host.scrollLeft = (map.worst % columns) * width - host.clientWidth / 2;
-    new ResizeObserver(arrange).observe(host);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+    host.scrollLeft = (map.affected ?? map.worst % columns) * width - host.clientWidth / 2;
+    const resized = new ResizeObserver(arrange);
+    resized.observe(host);
+    signal.addEventListener("abort", () => resized.disconnect());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint, { signal });
   }
 
   function watchChart(figure, points) {
@@ -304,9 +328,21 @@
     choose();
   }
 
-  if (data.heatMap) drawHeatMap(data.heatMap);
+  if (data.heatMap) {
+    const map = data.heatMap;
+    drawHeatMap(map);
+    const decoded = [...map.steps.keys()].filter((column) => map.steps[column] > 0);
+    document.getElementById("decode-only")?.addEventListener("change", (event) =>
+      drawHeatMap(event.target.checked ? keepColumns(map, decoded) : map));
+  }
   document.querySelectorAll("[data-chart]").forEach((figure) =>
     watchChart(figure, data.charts[figure.dataset.chart]));
   if (data.table.count) drawTable(data.table);
+  document.getElementById("to-rows")?.addEventListener("click", (event) => {
+    const filter = document.getElementById("filter");
+    filter.value = event.target.dataset.filter;
+    filter.dispatchEvent(new Event("input"));
+    document.getElementById("measurements").scrollIntoView();
+  });
   document.documentElement.dataset.drawn = "yes";
 })();
