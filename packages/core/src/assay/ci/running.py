@@ -166,11 +166,12 @@ def outermost(folders: Iterable[Path]) -> list[Path]:
 
 def find_contradiction(run: Path) -> str:
     """Say why the verdict of a run contradicts the success of its command; "" if it does not."""
+    name = "/".join(run.parts[-2:])
     try:
         outcome = read_verdict(run).verdict
     except AssayError as error:
-        return f"{run.name} has no verdict that can be read: {str(error).splitlines()[0]}"
-    return "" if outcome is Outcome.PASS else f"{run.name} says {outcome.value}"
+        return f"{name} has no verdict that can be read: {str(error).splitlines()[0]}"
+    return "" if outcome is Outcome.PASS else f"{name} says {outcome.value}"
 
 
 def read_reports(runs: Iterable[Path]) -> tuple[list[Report], list[str]]:

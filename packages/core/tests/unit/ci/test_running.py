@@ -71,7 +71,7 @@ def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path
     ("code", "verdict", "expected", "failure"),
     [
         (0, "none", 2, "it left no verdict"),
-        (0, "faulty", 2, "inner says FAIL"),
+        (0, "faulty", 2, "load/inner says FAIL"),
         (1, "faulty", 1, "FAIL, exit code 1"),
         (3, "clean", 3, "NOT_COMPARED, exit code 3"),
         (2, "none", 2, "error, exit code 2"),
