@@ -166,7 +166,7 @@ def outermost(folders: Iterable[Path]) -> list[Path]:
 
 def find_contradiction(run: Path) -> str:
     """Say why the verdict of a run contradicts the success of its command; "" if it does not."""
-    name = "/".join(run.parts[-2:])
+    name = str(run).rpartition("/runs/")[2]
     try:
         outcome = read_verdict(run).verdict
     except AssayError as error:

@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return subprocess.CompletedProcess(words, codes.get(folder.name, 0))
 
         monkeypatch.setattr("subprocess.run", start)
-        return run_steps("box", steps, tmp_path, tmp_path)
+        return run_steps("box", steps, tmp_path, tmp_path / "runs")
 
     return run_fake
 
@@ -45,7 +45,7 @@ def test_a_job_passes_if_all_its_commands_do(run: Run, tmp_path: Path) -> None:
     job = run([LOAD, GENERATE, SMOKE], {})
     assert job.exit_code == 0
     assert [result.failure for result in job.results] == ["", "", ""]
-    assert job.results[0].words == ("check", "load", "m", "--output", str(tmp_path / "load"))
+    assert job.results[0].words == ("check", "load", "m", "--output", str(tmp_path / "runs/load"))
 
 
 def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path
     assert [result.step for result in job.results] == [LOAD, GENERATE]
     assert job.not_started == (SMOKE,)
     assert job.exit_code == 1
-    summary = write_job(job, tmp_path)
-    assert summary == (tmp_path / SUMMARY_FILE).read_text(encoding="utf-8")
+    summary = write_job(job, tmp_path / "runs")
+    assert summary == (tmp_path / "runs" / SUMMARY_FILE).read_text(encoding="utf-8")
     lines = summary.splitlines()
     assert lines[0] == "# box: FAIL"
     assert "| smoke | smoke | not started | |" in lines
-    assert f"assay check load m --output {tmp_path / 'load'}" in lines
-    root = ET.parse(tmp_path / JUNIT_FILE).getroot()  # noqa: S314 - written above
+    assert f"assay check load m --output {tmp_path / 'runs/load'}" in lines
+    root = ET.parse(tmp_path / "runs" / JUNIT_FILE).getroot()  # noqa: S314 - written above
     problems = [(case.attrib["name"], [one.tag for one in case]) for case in root[0]]
     assert problems == [
         ("check: load", ["failure"]), ("check: generate", []), ("smoke: smoke", ["error"]),
@@ -97,4 +97,4 @@ def test_the_worst_code_is_that_of_the_job(run: Run, codes: tuple[int, int], exp
 
 def test_a_command_gets_the_folder_of_an_earlier_one(run: Run, tmp_path: Path) -> None:
     result = run([BENCH, COMPARE], {}).results[1]
-    assert result.words[:4] == ("bench", "compare", "base", str(tmp_path / "bench"))
+    assert result.words[:4] == ("bench", "compare", "base", str(tmp_path / "runs/bench"))
