@@ -6,9 +6,11 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from typer.testing import CliRunner
 
 from assay.ci.configuration import Step
 from assay.ci.running import JUNIT_FILE, SUMMARY_FILE, JobResult, run_steps, write_job
+from assay.cli.application import app
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 LOAD = Step("check", "load", ("check", "load", "m"))
@@ -98,3 +100,21 @@ def test_the_worst_code_is_that_of_the_job(run: Run, codes: tuple[int, int], exp
 def test_a_command_gets_the_folder_of_an_earlier_one(run: Run, tmp_path: Path) -> None:
     result = run([BENCH, COMPARE], {}).results[1]
     assert result.words[:4] == ("bench", "compare", "base", str(tmp_path / "runs/bench"))
+
+
+def test_a_job_is_rehearsed_on_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "assay.toml").write_text(
+        '[machines.box]\nruns-on = ["my-box"]\nrun = "sim:fp8/bfloat16"\n[[load]]\nmodel = "m"'
+    )
+    started: list[tuple[str, tuple[str, ...]]] = []
+
+    def start(machine: str, steps: Sequence[Step], *_: object) -> JobResult:
+        started.extend((machine, step.words) for step in steps)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("assay.ci.running.run_steps", start)
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["ci", "run", "box", "--run", "cpu/float16", "--output", "out"])
+    assert started == [("box", ("check", "load", "m", "--run", "cpu/float16"))]

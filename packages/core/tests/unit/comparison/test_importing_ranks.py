@@ -166,3 +166,20 @@ def test_values_that_pipeline_stages_pass_on_are_dropped() -> None:
     ]
     assert kept == [(0, "input.0"), (1, "output")]
     assert numbered.notes == ["memory: 2 pipeline stages hold different layers"]
+
+
+def test_a_layout_of_an_unknown_axis_does_not_keep_a_parameter_of_a_group_in_place() -> None:
+    def side(rank: int) -> list[DumpedTensor]:
+        ids, weight = torch.tensor([[rank, 5]]), torch.ones(4)
+        held = make_dump({("embed", "input.0", 0): ids, ("embed", "parameter.weight", 0): weight})
+        return [replace(one, site=at_rank(one.site, rank), layout="h[tp]") for one in held.tensors]
+
+    dump = make_dump({})
+    numbered = number_ranks(replace(dump, tensors=[*side(0), *side(1)]))
+    places = [
+        (one.site.port, one.site.at.micro_batch, one.site.at.rank) for one in numbered.tensors
+    ]
+    assert places == [
+        ("input.0", 0, 0), ("parameter.weight", 0, 0),
+        ("input.0", 1, 0), ("parameter.weight", 1, 0),
+    ]  # fmt: skip

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
+from assay.comparison.expected_noise import expected_score_noise
+from assay.comparison.measured_dumps import measure_noise
+from assay.comparison.pairing.port_series import Port
 from assay.dumps.protocol import Dump
+from assay.metrics import RowErrors
 from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
@@ -104,3 +108,12 @@ def test_a_wrong_expert_is_seen_next_to_a_near_tie() -> None:
 def test_the_same_dump_agrees_with_itself(nudge: Nudge) -> None:
     one = dump(nudge)
     assert compare_dumps(CompareOptions("", ""), one, one, SilentProgress()).verdict.passed
+
+
+def test_noise_leaves_out_the_token_of_a_near_tie_and_no_later_one() -> None:
+    options = CompareOptions("", "", noise="noise")
+    scores = expected_score_noise(2.0**-24)
+    noise = measure_noise(options, dump(), dump(swap_tie, error=1e-6), {}, scores)
+    (result,) = noise.of(Port("layers.0.experts", "output"))
+    positions = RowErrors.concatenate(result.sums.rows).position.tolist()
+    assert positions == [0, 1, 3, 4, 5]

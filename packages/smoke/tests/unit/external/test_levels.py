@@ -1,0 +1,76 @@
+"""Checkpoints of a cycle: absent, broken, repeated and surplus ones."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from assay.verdicts import Outcome
+from assay_smoke.external.levels import judge_checkpoints
+from assay_smoke.external.runs import SavedModel
+
+FIRST, SECOND = SavedModel(1, {"a": "11"}), SavedModel(2, {"a": "22"})
+EMPTIED = SavedModel(2, {"a": "22"}, zero=("a",))
+
+
+def judge(*saved: SavedModel, start: SavedModel | None = None, **facts: Any) -> str | None:
+    """Return why checkpoints are wrong; None for a PASS. Those of steps 1 and 2 are expected."""
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(kept_steps=[1, 2], saved_steps=[1, 2, 3]),
+        saved={one.step: one for one in saved},
+        start=start,
+        changed_files=[],
+    )
+    vars(cycle).update(facts)
+    level = judge_checkpoints(cycle).level
+    assert level.compared == sum(len(one.hashes) for one in saved)
+    assert (level.verdict is Outcome.FAIL) == (level.reason is not None)
+    return level.reason
+
+
+def test_whole_and_distinct_checkpoints_pass() -> None:
+    assert judge(FIRST, SECOND) is None
+    assert judge(FIRST, SECOND, start=SavedModel(0, {"a": "00"})) is None
+
+
+def test_values_become_zero_only_if_the_model_starts_with_others() -> None:
+    reason = "the checkpoint of step 2 holds only zeros in a"
+    assert judge(FIRST, EMPTIED, start=SavedModel(0, {"a": "00"})) == reason
+    assert judge(FIRST, EMPTIED, start=SavedModel(0, {"a": "00"}, zero=("a",))) is None
+    assert judge(FIRST, EMPTIED) is None  # an adapter starts at random
+
+
+@pytest.mark.parametrize(
+    ("saved", "reason"),
+    [
+        (
+            [FIRST],
+            "the checkpoint of step 2 is absent: expected steps 1, 2, found steps 1",
+        ),
+        ([FIRST, SavedModel(2, problem="cut off")], "the checkpoint of step 2: cut off"),
+        ([FIRST, SavedModel(2)], "the checkpoint of step 2: it holds no tensor"),
+        (
+            [FIRST, SavedModel(2, {"a": "22"}, not_finite=("a",))],
+            "the checkpoint of step 2 is not finite: a",
+        ),
+        (
+            [FIRST, SavedModel(2, FIRST.hashes)],
+            "the checkpoint of step 2 repeats the tensors of step 1",
+        ),
+        (
+            [FIRST, SECOND, SavedModel(3, {"a": "33"})],
+            "3 checkpoints are kept instead of 2: step 3 still has one",
+        ),
+        (
+            [FIRST, SECOND, SavedModel(4, {"a": "44"})],
+            "there is an unexpected checkpoint of step 4",
+        ),
+    ],
+)
+def test_a_wrong_checkpoint_fails_with_its_step(saved: list[SavedModel], reason: str) -> None:
+    assert judge(*saved) == reason
+
+
+def test_a_run_that_changes_the_initial_model_fails() -> None:
+    reason = "files in the folder of {model} changed: config.json"
+    assert judge(FIRST, SECOND, changed_files=["config.json"]) == reason
