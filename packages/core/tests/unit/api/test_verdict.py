@@ -73,6 +73,16 @@ def test_the_style_of_the_first_screen_stays_inside(verdict: CheckedVerdict) -> 
     assert min(depths[len("@scope (.assay-verdict) {") :]) >= 1
 
 
+@pytest.mark.parametrize(("sample", "code"), [(FAILED, 1), (Sample(1, 2, 18, 2, None), 0)])
+def test_a_command_ends_with_the_code_of_its_verdict(
+    tmp_path: Path, sample: Sample, code: int
+) -> None:
+    verdict = CheckedVerdict.publish(write_sample(tmp_path / "run", sample))
+    with pytest.raises(typer.Exit) as end:
+        end_with(verdict, as_json=False)
+    assert end.value.exit_code == code
+
+
 def test_names_of_a_run_never_become_elements_of_a_notebook(tmp_path: Path) -> None:
     hostile = "<img src=x onerror='hacked = 1'></style>"
     verdict = CheckedVerdict.publish(write_hostile_sample(tmp_path / "run", hostile))

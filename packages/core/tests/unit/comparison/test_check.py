@@ -12,9 +12,12 @@ from torch import nn
 
 import assay
 from assay.comparison.contents import describe_contents
+from assay.comparison.measuring.pair_measurer import divide_pairs
+from assay.comparison.pairing.port_series import SeriesPair, collect_series
 from assay.errors import UsageError
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
+from packages.core.tests.unit.comparison.memory_dump import make_dump
 from packages.core.tests.unit.comparison.small_dumps import (
     Network,
     double_scale,
@@ -355,3 +358,14 @@ def test_processes_measure_the_same_as_one(
 
     assert "FAIL" in written[0][0]
     assert written[0] == written[1]
+
+
+def test_pairs_are_divided_into_consecutive_chunks_of_equal_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("assay.comparison.measuring.pair_measurer._FEWEST_BYTES", 64)
+    dump = make_dump({(name, "output", 0): torch.ones(4) for name in "abcde"})
+    # Both sides of a pair hold 32 bytes.
+    pairs = [SeriesPair(series, series) for series in collect_series(dump).values()]
+    assert divide_pairs(pairs) == [pairs[:2], pairs[2:4], pairs[4:]]
+    assert divide_pairs([*pairs, pairs[0]]) == [[*pairs, pairs[0]]]  # pooled sums

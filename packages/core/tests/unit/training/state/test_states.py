@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.training.protocol import Trainer
-from assay.training.reports import KeptPrecision
+from assay.training.reports import HeldPart, KeptPrecision
 from assay.training.state.files import read_state, write_state
 from assay.training.state.states import (
     DrawnGenerators,
@@ -22,6 +22,7 @@ from assay.training.state.states import (
     find_kept_narrow,
     fits,
     generator_states,
+    hash_held_parts,
     inject_state,
     plain_name,
     restore_generators,
@@ -363,3 +364,18 @@ def test_value_fits_where_it_is_one_of_the_dtype() -> None:
     values = torch.tensor([0.0, 1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-8, 3e38])
 
     assert fits(values, BFLOAT16).tolist() == [True, True, True, False, False]
+
+
+def test_a_weight_and_its_moments_have_hashes_of_their_own() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer: Any = SimpleNamespace(state={model.weight: {"exp_avg": torch.ones(1, 2), "step": 1}})
+    trainer: Any = SimpleNamespace(model=model, optimizer=optimizer)
+    weight, moment = HeldPart("weight"), HeldPart("weight", "exp_avg")
+
+    before = hash_held_parts(trainer)
+    optimizer.state[model.weight]["exp_avg"] += 1
+    after = hash_held_parts(trainer)
+
+    assert before.keys() == after.keys() == {weight, moment}
+    assert before[weight] == after[weight]
+    assert before[moment] != after[moment]
