@@ -234,11 +234,15 @@ class PairSums(PooledSums):
 
         Source: Golub & Van Loan, Matrix Computations, 2.3 (norms).
         """
+        return math.sqrt(self.relative(self.dd, self.ee))
+
+    def relative(self, difference: float, size: float) -> float:
+        """Return difference / size; inf if only the size is zero, nan if a value was not finite."""
         if self.num_nan or self.num_inf:
             return math.nan
-        if self.ee == 0:
-            return math.inf if self.dd > 0 else 0.0
-        return math.sqrt(self.dd / self.ee)
+        if size == 0:
+            return math.inf if difference > 0 else 0.0
+        return difference / size
 
     @property
     def slope(self) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from assay.kernel import FEWEST_IN_ROW
 from assay.metrics import PairSums
+from assay.statistics import Statistic
 from assay.verdicts import Ratio
 
 # Smallest noise, in unit roundoffs of the values' dtype: no rounded computation can be required to
@@ -63,8 +64,8 @@ def tensor_ratio(
 ) -> Ratio:
     """Compare the relative errors of the whole tensor, pooled over calls. Ignores `share`."""
     del share
-    expected = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
-    return Ratio("replay-tensor", actual.relative_error, expected)
+    errors = actual.relative_error, noise.relative_error
+    return _ratio_of_errors("replay-tensor", *errors, unit_roundoff)
 
 
 def row_ratio(
@@ -79,8 +80,15 @@ def row_ratio(
     del share
     if actual.channel is not None and actual.channel.shape[1] < FEWEST_IN_ROW:
         return None
-    expected = at_least(TENSOR_FLOOR * unit_roundoff, noise.worst_row()[0])
-    return Ratio("replay-row", actual.worst_row()[0], expected)
+    errors = actual.worst_row()[0], noise.worst_row()[0]
+    return _ratio_of_errors("replay-row", *errors, unit_roundoff)
+
+
+def _ratio_of_errors(
+    statistic: Statistic, actual: float, noise: float, unit_roundoff: float
+) -> Ratio:
+    """Compare two relative errors by the rules of `PairSums.relative`: inf over a size of zero, nan fails."""
+    return Ratio(statistic, actual, at_least(TENSOR_FLOOR * unit_roundoff, noise))
 
 
 def at_least(floor: float, noise: float) -> float:
@@ -227,12 +235,13 @@ def share_ratio(actual: PairSums, noise: PairSums) -> Ratio:
     return Ratio("replay-share", actual.misrounded_share, expected)
 
 
-_RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio)
+# Each statistic of stages but the share, which is defined for some dtypes only.
+RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio)
 
 
 def error_ratios(
     actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> list[Ratio]:
     """Return all statistics of the error that are defined for these sums."""
-    ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]
+    ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in RATIOS]
     return [ratio for ratio in ratios if ratio is not None]

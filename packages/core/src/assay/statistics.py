@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 # Statistics that decide verdicts.
 Statistic = Literal[
@@ -25,11 +25,14 @@ class StatisticEntry:
     judged_by: Literal["noise", "zero", "metric", "target", "nothing"] = "noise"
     """The error of the noise run, exact equality, a limit of its own, a training target."""
     limit_of: Statistic | None = None
-    """The statistic whose limit applies unless this one has a limit."""
+    """The statistic whose limit applies unless this one has a limit: a new one borrows its first limit."""
+    of_stages: bool = False
+    """It compares the sums of a replayed stage; `assay.noise` computes it for every port."""
     is_systematic: bool = False
-    """The error is small in every row, so that no single row shows it."""
+    """The error is small in every row: the first wrong token is not searched by its limit."""
     is_general: bool = False
-    """It sees an error of any form."""
+    """It sees an error of any form: the first one states a verdict's resolution, and single training steps
+    are held to its limit."""
     failure: str = ""
     """Description of a failure that has no ratio, if `words` does not describe it."""
 
@@ -43,13 +46,23 @@ STATISTICS: dict[str, StatisticEntry] = {
         "zero",
         failure="values that must be equal (integers, indices, masks) differ",
     ),
-    "replay-tensor": StatisticEntry("relative error", is_general=True),
-    "replay-row": StatisticEntry("relative error of the worst row", is_general=True),
-    "replay-slope": StatisticEntry("systematic scale error", is_systematic=True),
-    "replay-bins": StatisticEntry("systematic error by size of the value", is_systematic=True),
-    "replay-channel": StatisticEntry("systematic error of the worst channel", is_systematic=True),
-    "replay-row-slope": StatisticEntry("wrong scale of single rows", is_systematic=True),
-    "replay-share": StatisticEntry("share of wrongly rounded elements", is_systematic=True),
+    "replay-tensor": StatisticEntry("relative error", of_stages=True, is_general=True),
+    "replay-row": StatisticEntry(
+        "relative error of the worst row", of_stages=True, is_general=True
+    ),
+    "replay-slope": StatisticEntry("systematic scale error", of_stages=True, is_systematic=True),
+    "replay-bins": StatisticEntry(
+        "systematic error by size of the value", of_stages=True, is_systematic=True
+    ),
+    "replay-channel": StatisticEntry(
+        "systematic error of the worst channel", of_stages=True, is_systematic=True
+    ),
+    "replay-row-slope": StatisticEntry(
+        "wrong scale of single rows", of_stages=True, is_systematic=True
+    ),
+    "replay-share": StatisticEntry(
+        "share of wrongly rounded elements", of_stages=True, is_systematic=True
+    ),
     "logits-kl": StatisticEntry("mean KL divergence"),
     "logits-kl-worst": StatisticEntry("KL divergence of the worst token"),
     "logits-error": StatisticEntry("relative error of the logits", is_general=True),
@@ -90,7 +103,14 @@ STATISTICS: dict[str, StatisticEntry] = {
 TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
 
 METRICS = frozenset(name for name, entry in STATISTICS.items() if entry.judged_by == "metric")
-SYSTEMATIC = frozenset(name for name, entry in STATISTICS.items() if entry.is_systematic)
+OF_STAGES: frozenset[Statistic] = frozenset(
+    name for name in get_args(Statistic) if STATISTICS[name].of_stages
+)
+SYSTEMATIC: frozenset[Statistic] = frozenset(
+    name for name in get_args(Statistic) if STATISTICS[name].is_systematic
+)
+# The most telling first.
+GENERAL = tuple(name for name, entry in STATISTICS.items() if entry.is_general)
 
 
 def worst_error(errors: Iterable[float]) -> float:

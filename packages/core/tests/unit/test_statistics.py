@@ -1,14 +1,25 @@
 import math
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from assay.statistics import STATISTICS, Statistic, worst_error
+from assay.statistics import METRICS, STATISTICS, Statistic, worst_error
 
 
 def test_every_deciding_statistic_has_an_entry_in_the_order_of_reports() -> None:
     deciding = get_args(Statistic)
     assert tuple(STATISTICS)[: len(deciding)] == deciding
+
+
+def test_the_documented_statistics_are_those_that_decide_by_noise_or_equality() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "noise.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Statistics\n")[2].partition("\n## ")[0]
+    columns = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = [name for column in columns for name in re.findall("`(.*?)`", column)]
+
+    assert sorted(named) == sorted(set(get_args(Statistic)) - METRICS)
 
 
 def test_borrowed_limits_belong_to_statistics_with_their_own() -> None:

@@ -188,6 +188,8 @@ def verify_golden(folder: Path, dtype: str) -> None:
         damage.insert(0, f"{dtype}: all of it belongs to another golden")
     if damage:
         raise TraceError.changed(folder, damage, _ADVICE)
+    if NOISE in section.trace.attachments:
+        section.noise()  # refuses sums of another version, before the candidate runs
 
 
 # Tensors of each batch are an attachment each: it can be written as soon as it is computed.

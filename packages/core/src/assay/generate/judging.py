@@ -22,8 +22,8 @@ from assay.judge.levels import (
     conclude,
     deciding_numbers,
     find_worst,
+    general_resolution,
     notes_of,
-    pool_resolutions,
     rows_of,
 )
 from assay.judge.loaded import JudgedLoad, judge_load
@@ -224,9 +224,7 @@ def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None)
     judged = results[name].judged
     if not judged:
         return {}
-    # The limit for any form of error; systematic errors are visible far below it.
-    general = "replay-tensor" if name == "modules" else "logits-error"
-    return deciding_numbers(find_worst(judged), pool_resolutions(judged).get(general))
+    return deciding_numbers(find_worst(judged), general_resolution(judged))
 
 
 def _varies_beyond_noise(spread: float, logits: Sequence[Ratio]) -> bool:

@@ -24,11 +24,8 @@ from assay.judge.wording import (
     is_against_target,
     load_diagnoses,
 )
-from assay.statistics import STATISTICS, TOKEN_STATISTIC
+from assay.statistics import GENERAL, STATISTICS, TOKEN_STATISTIC
 from assay.verdicts import Coverage, Location, Measurement, Number, Outcome, Record, Verdict
-
-# The statistics that see an error of any form, the most telling first.
-_GENERAL = [name for name, entry in STATISTICS.items() if entry.is_general]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -108,9 +105,9 @@ def find_worst_rows(
 
 def find_coarsest_rows(rows: Iterable[Measurement]) -> dict[str, Measurement]:
     """Return for each level the row of coarsest resolution, of its most general statistic."""
-    judged = (row for row in rows if row.limit and row.statistic in _GENERAL)
+    judged = (row for row in rows if row.limit and row.statistic in GENERAL)
     keyed = ((row.level, row) for row in judged)
-    return find_worst_rows(keyed, lambda row: (-_GENERAL.index(row.statistic), row.resolution))
+    return find_worst_rows(keyed, lambda row: (-GENERAL.index(row.statistic), row.resolution))
 
 
 def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) -> DecidingRows:

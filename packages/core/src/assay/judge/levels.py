@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from assay.errors import name_some
 from assay.sites import Phase
+from assay.statistics import GENERAL
 from assay.verdicts import (
     Coverage,
     Diagnosis,
@@ -177,6 +178,12 @@ def pool_resolutions(judged: Iterable[Ratio]) -> dict[str, float]:
             known = pooled.get(item.statistic, 0.0)
             pooled[item.statistic] = max(known, item.resolution)
     return pooled
+
+
+def general_resolution(judged: Iterable[Ratio]) -> float | None:
+    """Return the resolution for errors of any form. Systematic errors are seen far below it."""
+    pooled = pool_resolutions(judged)
+    return next((pooled[name] for name in GENERAL if name in pooled), None)
 
 
 def find_reported(judged: Sequence[Item], deciding: Item | None) -> Item:

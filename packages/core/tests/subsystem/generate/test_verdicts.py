@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from assay.statistics import OF_STAGES, SYSTEMATIC
+
 Run = Any  # RunAssay of conftest.py
 DOWN = "model.layers.1.mlp.down_proj"
-SYSTEMATIC = {"replay-slope", "replay-bins", "replay-channel", "replay-row-slope"}
 
 
 def ratio_of(run: Any, statistic: str, module: str = DOWN) -> float:
@@ -340,7 +341,7 @@ def test_every_measurement_has_both_errors_and_its_place(clean: Run) -> None:
     rows = clean.measurements
 
     assert {row["level"] for row in rows} >= {"inputs", "modules", "logits"}
-    judged = [row for row in rows if row["limit"] and row["statistic"].startswith("replay")]
+    judged = [row for row in rows if row["limit"] and row["statistic"] in OF_STAGES]
     assert len(judged) > 300
     for row in judged:
         assert float(row["ratio"]) <= row["limit"]

@@ -25,7 +25,8 @@ from assay.judge.limits import (
     shipped_limits,
     thresholds_file,
 )
-from assay.statistics import METRICS, Statistic
+from assay.statistics import METRICS, OF_STAGES, Statistic
+from assay.training.check import load_training_limits
 from assay.verdicts import Measurement
 
 WHOLE = "origin = 'here'\n[limits]\nreplay-tensor = 2\n"
@@ -37,11 +38,12 @@ def limits_path(tmp_path: Path) -> Path:
 
 
 def test_shipped_limits_cover_every_statistic() -> None:
-    limits = load_limits()
+    limits = load_training_limits("training")  # those of generation as well
 
-    of_others = {"loss-error", "trajectory-error", "logits-whole"}  # training and expectations
-    for statistic in set(get_args(Statistic)) - of_others - METRICS:
+    for statistic in set(get_args(Statistic)) - METRICS - {"logits-whole"}:  # of expectations
         assert limits.of(statistic) >= 0
+    for statistic in OF_STAGES:
+        assert load_limits().of(statistic) > 0
 
 
 def test_what_must_be_exact_has_the_limit_zero_whatever_a_file_says() -> None:

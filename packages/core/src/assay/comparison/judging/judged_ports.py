@@ -91,6 +91,7 @@ class JudgedPort:
         A pass has at least the noise of all passes. Without rows and exact values, no pass is known.
         """
         limits = {item.statistic: item for item in self.ratios}
+        # The two that follow from the norms of a pass's rows.
         of_port, of_row = limits.get("accumulated"), limits.get("replay-row")
         of_noise = dict(_rows_by_pass(self.noise)) if self.noise else {}
         found = {}
@@ -260,7 +261,7 @@ def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float)
         yield Ratio("accumulated", actual.relative_error, known)
         return
     for ratio in error_ratios(actual, noise, unit_roundoff):
-        if ratio.statistic == "replay-tensor":
+        if ratio.statistic == "replay-tensor":  # the same, under the name that says so
             yield replace(ratio, statistic="accumulated")
         elif ratio.statistic == "replay-channel":
             # A channel of one token may be exact by chance: in a tensor with relative noise 2.7e-7, one

@@ -77,7 +77,7 @@ class _Place:
 def draw_depth(report: Report) -> Chart | None:
     """Draw accumulated, added and replayed error of candidate and noise run along the forward pass."""
     accumulated = _worst_of_outputs(report, "accumulated")
-    replayed = _worst_of_outputs(report, "replay-tensor")
+    replayed = _worst_of_outputs(report, "replay-tensor")  # the same, of one stage
     stages = sorted({*accumulated, *replayed})
     if not stages:
         return None

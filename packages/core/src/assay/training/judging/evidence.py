@@ -27,7 +27,7 @@ from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.replay.gradients import GradientScale
 from assay.sites import Phase
 from assay.stages import Stage
-from assay.statistics import worst_error
+from assay.statistics import STATISTICS, worst_error
 from assay.trace import Trace
 from assay.training.processes.free_run import MOST_SKIPPED
 from assay.training.replay.step_values import RunRows
@@ -79,7 +79,7 @@ def bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     steps = (torch.bucketize(rows.prompt.contiguous(), starts, right=True) - 1).clamp(min=0)
     errors = rows.relative()
     of_steps = torch.zeros(len(starts), dtype=errors.dtype)
-    if statistic == "replay-tensor":  # of all rows of a step together
+    if statistic == "replay-tensor":  # of a step's rows together, which their norms give
         squares, sizes = (
             of_steps.index_add(0, steps, norms.square()) for norms in (rows.error, rows.expected)
         )
@@ -88,8 +88,7 @@ def bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
         of_steps = of_steps.scatter_reduce(0, steps, errors, "amax")
     of_steps = of_steps.nan_to_num(torch.inf, torch.inf)
     # An error of one form in all rows, such as a scale, is over its limit in no single step.
-    is_general = statistic in ("replay-tensor", "replay-row")
-    allowed = item.limit * item.expected if is_general else torch.inf
+    allowed = item.limit * item.expected if STATISTICS[statistic].is_general else torch.inf
     bad = (of_steps > allowed) | (of_steps >= of_steps.max() / 2)
     return bad.nonzero()[:, 0].tolist() if bool(of_steps.any()) else [0]
 

@@ -14,6 +14,7 @@ from assay.judge.levels import (
     conclude,
     deciding_numbers,
     find_worst,
+    general_resolution,
     list_unmatched,
     notes_of,
     rows_of,
@@ -359,13 +360,8 @@ def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad)
         return EXACT_NUMBERS if is_exact else {}
     if finding is not None:
         return deciding_numbers(reported, reported.resolution)
-    # The resolution for errors of any form. Systematic errors are seen far below it.
-    general = [
-        item.resolution
-        for item in judged
-        if item.statistic == "replay-tensor" and item.port.stage.phase != "optimizer"
-    ]
-    return deciding_numbers(reported, max(general, default=0.0))
+    others = (item for item in judged if item.port.stage.phase != "optimizer")
+    return deciding_numbers(reported, general_resolution(others) or 0.0)
 
 
 def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[Phase, str]) -> Unmatched:
