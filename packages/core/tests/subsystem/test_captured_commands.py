@@ -217,9 +217,8 @@ def test_a_second_capture_into_a_folder_is_refused_while_the_first_runs(tmp_path
     wait_for_the_end_of(process_id, tmp_path)
 
     assert refused.returncode == 2
-    assert (
-        refused.stderr == f"assay: another capture writes to {tmp_path / 't'}: name a new folder\n"
-    )
+    assert refused.stderr.startswith(f"assay: another capture writes to {tmp_path / 't'}: name a")
+    assert "put `assay capture` before the launcher" in refused.stderr
 
 
 def test_a_command_without_a_capture_fails_and_leaves_no_folder(tmp_path: Path) -> None:

@@ -34,6 +34,41 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# As srun starts tasks: without variables of torchrun, and a rank for each from SLURM_PROCID.
+_TASK = """
+import os, torch
+from torch import distributed, nn
+rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+distributed.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=rank, world_size=size)
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+for _ in range(2):
+    model(torch.randn(4, 8) + rank).square().mean().backward()
+distributed.destroy_process_group()
+"""
+_LAUNCHER = """
+for rank in 0 1; do
+  SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$PYTHON" task.py &
+done
+wait
+"""
+
+
+def test_the_tasks_of_srun_are_ranks_of_one_trace(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(_TASK, encoding="utf-8")
+    words = ("capture", "--output", "trace", "--min-parameters", "0", "--", "bash", "-c", _LAUNCHER)
+    variables = {"PYTHON": sys.executable, "STORE": str(tmp_path / "store")}
+    done = subprocess.run(
+        [sys.executable, "-m", "assay.cli", *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+        env=os.environ | variables,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "captured trace: rank-0, rank-1" in done.stderr
+    contents = open_dump(str(tmp_path / "trace"))
+    assert contents.ranks == [0, 1]
+
+
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
     return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict

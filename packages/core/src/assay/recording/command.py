@@ -107,7 +107,10 @@ def _claimed(output: Path | Url) -> Iterator[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"another capture writes to {output}: name a new folder") from None
+            raise UsageError(
+                f"another capture writes to {output}: name a new folder, or put `assay capture` before"
+                " the launcher of the ranks (srun, torchrun), not behind it"
+            ) from None
         except OSError:  # a file system without locks
             pass
         _require_empty(output, os.listdir(output))  # noqa: PTH208 - names only

@@ -33,13 +33,16 @@ from assay_smoke.external.rerun_levels import (
 from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history
 from assay_smoke.external.watched_run import Launch, require_runnable
 from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
-from assay_smoke.machine import FULL_DISK, MemoryUse
+from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
 _LOGGED_RATE = 5e-4
 
 # Memory that a driver may keep after the processes have ended.
 _DEVICE_SLACK_BYTES = 64 << 20
+
+# Less than a driver's context with its kernels takes. Other processes of the machine may change by less.
+_LEAST_DEVICE_BYTES = 16 << 20
 
 # Zero at the start of every adapter, so that an untrained adapter changes nothing.
 _STARTS_AT_ZERO = "lora_B"
@@ -295,8 +298,9 @@ def judge_leftovers(cycle: Cycle) -> LevelResult:
 
 
 def judge_memory(cycle: Cycle) -> LevelResult:
-    """Judge that device memory was released. Host memory is only recorded."""
-    runs = cycle.runs
+    """Judge that the runs used memory of the device, and released it. Host memory is only recorded."""
+    runs, device = cycle.runs, cycle.launch.device
+    name = cycle.library.device
     for run in runs:
         if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
             reason = f"device memory of the {run.launch.name} run: {run.on_device}"
@@ -304,8 +308,19 @@ def judge_memory(cycle: Cycle) -> LevelResult:
     host_peak = _peak(run.host for run in runs)
     on_device = [run.on_device for run in runs if run.on_device is not None]
     if not on_device:
-        return not_run("no device memory was used", host_peak_bytes=host_peak)
-    return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=_peak(on_device))
+        if device is None or device.name == "cpu":
+            return not_run("the library trains on the host", host_peak_bytes=host_peak)
+        if device.torch_device == "cpu":
+            return not_compared(f"{name} exists only inside assay: a command does not train on it")
+        return not_run(
+            f"the driver reports no free memory: it was not checked whether the library trains on {name}",
+            unchecked=True,
+        )
+    device_peak = _peak(on_device)
+    if device_peak < _LEAST_DEVICE_BYTES:
+        used = format_size(device_peak)
+        return failed(len(runs), f"the runs used {used} of {name}: the library trains elsewhere")
+    return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=device_peak)
 
 
 def _peak(uses: Iterable[MemoryUse]) -> int:

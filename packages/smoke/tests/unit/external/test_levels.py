@@ -1,4 +1,4 @@
-"""Checkpoints of a cycle: absent, broken, repeated and surplus ones."""
+"""Checkpoints of a cycle: absent, broken, repeated and surplus ones; memory of its device."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from assay.verdicts import Outcome
-from assay_smoke.external.levels import judge_checkpoints
+from assay_smoke.external.levels import judge_checkpoints, judge_memory
 from assay_smoke.external.runs import SavedModel
+from assay_smoke.machine import MemoryUse
 
 FIRST, SECOND = SavedModel(1, {"a": "11"}), SavedModel(2, {"a": "22"})
 EMPTIED = SavedModel(2, {"a": "22"}, zero=("a",))
@@ -74,3 +75,48 @@ def test_a_wrong_checkpoint_fails_with_its_step(saved: list[SavedModel], reason:
 def test_a_run_that_changes_the_initial_model_fails() -> None:
     reason = "files in the folder of {model} changed: config.json"
     assert judge(FIRST, SECOND, changed_files=["config.json"]) == reason
+
+
+MIB = 1 << 20
+
+
+def judge_uses(
+    device: str, *uses: tuple[int, int] | None, torch_device: str = "acme"
+) -> tuple[Outcome | None, str | None]:
+    """Judge runs by the peak and the rest of their device memory in MiB; None is not measured."""
+    on_device = [None if use is None else MemoryUse(0, use[0] * MIB, use[1] * MIB) for use in uses]
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(device=device),
+        launch=SimpleNamespace(device=SimpleNamespace(name=device, torch_device=torch_device)),
+        runs=[
+            SimpleNamespace(launch=SimpleNamespace(name="run"), host=MemoryUse(0, 1, 0), on_device=one)
+            for one in on_device
+        ],
+    )  # fmt: skip
+    level = judge_memory(cycle).level
+    return level.verdict, level.reason
+
+
+def test_a_library_that_uses_and_releases_its_device_passes() -> None:
+    assert judge_uses("acme", (400, 3), (300, 64)) == (Outcome.PASS, None)
+
+
+def test_a_library_that_never_uses_its_device_fails() -> None:
+    reason = "the runs used 3 MiB of acme: the library trains elsewhere"
+    assert judge_uses("acme", (3, 0), (0, 0)) == (Outcome.FAIL, reason)
+
+
+def test_memory_that_is_not_released_fails() -> None:
+    verdict, reason = judge_uses("acme", (400, 65))
+    assert (verdict, reason) == (
+        Outcome.FAIL, "device memory of the run run: peak 400 MiB, 65 MiB not released",
+    )  # fmt: skip
+
+
+def test_the_device_of_a_library_is_not_assumed() -> None:
+    verdict, reason = judge_uses("acme", None)
+    assert verdict is None
+    assert "not checked whether the library trains on acme" in str(reason)
+    verdict, reason = judge_uses("sim", None, torch_device="cpu")
+    assert verdict is Outcome.NOT_COMPARED
+    assert judge_uses("cpu", None, torch_device="cpu") == (None, "the library trains on the host")
