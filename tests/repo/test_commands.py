@@ -55,7 +55,9 @@ def unknown_sessions(command: list[str], sessions: Iterable[str]) -> list[str]:
 
 def test_documents_use_known_programs_only(documented: list[list[str]]) -> None:
     programs = {command[0] for command in documented}
-    assert programs - {"pip", "nox", "assay", "git", "cd", "torchrun", "gh", "export"} == set()
+    assert (
+        programs - {"pip", "nox", "assay", "git", "cd", "torchrun", "srun", "gh", "export"} == set()
+    )
 
 
 def test_documented_sessions_exist(

@@ -4,6 +4,7 @@ Every entry of a tier becomes one command. Its keys are the options of that comm
 needs no change here.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from assay.devices.run_string import parse_run
+from assay.devices.registry import adapter_names
+from assay.devices.run_string import Run, parse_device, parse_run
 from assay.errors import UsageError
 from assay.files import UnreadableFileError, read_toml_record
 
@@ -74,8 +76,19 @@ class Configuration(_Table):
 
     def with_run(self, name: str, run: str) -> "Configuration":
         """Return the same with another device and dtype for a machine. Raises: UsageError."""
-        machine = self.find(name).model_copy(update={"run": str(parse_run(run))})
+        machine = self.find(name).model_copy(update={"run": str(parse_known_run(run))})
         return self.model_copy(update={"machines": {**self.machines, name: machine}})
+
+
+def parse_known_run(text: str) -> Run:
+    """Parse a RUN. Raises: UsageError if assay has no such device."""
+    run = parse_run(text)
+    kind = parse_device(run.device).kind
+    if kind not in adapter_names():
+        raise UsageError(
+            f"{text}: {suggest('device', kind, adapter_names())}. `assay devices` lists those of each vendor"
+        )
+    return run
 
 
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
@@ -132,7 +145,7 @@ def read_configuration(root: Path) -> Configuration:
         raise UsageError(str(error)) from None
     for name, machine in read.machines.items():
         try:
-            parse_run(machine.run)
+            parse_known_run(machine.run)
         except UsageError as error:
             raise UsageError(f"{path}: machines.{name}.run: {error}") from None
     return read
@@ -156,6 +169,28 @@ def list_distributions(steps: Iterable[Step]) -> list[str]:
     """List the packages of assay that these commands need."""
     by_command = {kind.command[0]: kind.distribution for kind in _KINDS.values()}
     return list(dict.fromkeys(["assay-core", *(by_command[step.words[0]] for step in steps)]))
+
+
+def find_missing_files(steps: Iterable[Step], root: Path) -> list[str]:
+    """Find files and folders of the repository that commands name and that do not exist.
+
+    A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository.
+    """
+    return [
+        f"{step.name}: {path}"
+        for step in steps
+        for word in step.words
+        if (path := _path_in(word, root)) and not (root / path).exists()
+    ]
+
+
+def _path_in(word: str, root: Path) -> str:
+    if word.startswith("command:"):
+        return word.removeprefix("command:")
+    if found := re.fullmatch(r"(.+\.py):\w+", word):
+        return found[1]
+    first, slash, _ = word.partition("/")
+    return word if slash and first and (root / first).is_dir() else ""
 
 
 def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:

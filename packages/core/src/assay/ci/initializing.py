@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from assay.ci.configuration import FILE
-from assay.devices.run_string import parse_run
+from assay.ci.configuration import FILE, parse_known_run
 from assay.errors import UsageError
 from assay.files import read_text
 from assay.output.pages import text_environment
@@ -48,7 +47,7 @@ def read_machine(option: str) -> NewMachine:
         raise UsageError(
             f"--machine {option}: write NAME=RUNNER@DEVICE/DTYPE; a name has letters, digits and dashes"
         )
-    parse_run(found["run"])
+    parse_known_run(found["run"])
     return NewMachine(found["name"], found["runners"].split(","), found["run"])
 
 

@@ -4,11 +4,11 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from assay.ci.configuration import TIERS, Configuration, list_steps, suggest
-from assay.errors import UsageError
 from assay.files import read_json_object
 from assay.foreign_text import one_line
 
@@ -50,9 +50,13 @@ def plan_label(configuration: Configuration, label: str) -> Plan:
     """
     event = f"label {one_line(label)}"
     prefix, colon, target = label.strip().casefold().partition(":")
-    if prefix != configuration.label or not colon:
-        return Plan(event, nothing=f"the labels that start a job begin with {configuration.label}:")
     name, slash, tier = target.partition("/")
+    if prefix != configuration.label or not colon:
+        why = f"the labels that start a job begin with {configuration.label}:"
+        is_typo = get_close_matches(prefix, [configuration.label, *TIERS], n=1, cutoff=0.75)
+        if is_typo and name in configuration.machines:
+            return Plan(event, refused=f"{why} did you mean {configuration.label}:{target}?")
+        return Plan(event, nothing=why)
     if name not in configuration.machines:
         return Plan(event, refused=suggest("machine", name, configuration.machines))
     if slash and tier not in TIERS:
@@ -72,15 +76,16 @@ def plan_commit(configuration: Configuration, event: str) -> Plan:
     return Plan(event, jobs, "" if jobs else 'no machine has start = "commit"')
 
 
-def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan:
-    """Plan the jobs of the workflow run that GitHub describes in `variables`.
+def plan_all(configuration: Configuration) -> list[Plan]:
+    """Plan the label of every machine, and a commit."""
+    labels = [f"{configuration.label}:{name}" for name in configuration.machines]
+    plans = [plan_label(configuration, label) for label in labels]
+    return [*plans, plan_commit(configuration, "every commit")]
 
-    Raises: UsageError outside a workflow run.
-    """
-    path = variables.get("GITHUB_EVENT_PATH")
-    if not path:
-        raise UsageError("no event: name a label, as in `assay ci plan assay:nvidia`")
-    payload = read_json_object(Path(path))
+
+def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan:
+    """Plan the jobs of the workflow run that GitHub describes in `variables`."""
+    payload = read_json_object(Path(variables["GITHUB_EVENT_PATH"]))
     given = payload.get("label" if payload.get("action") == "labeled" else "inputs")
     label = given.get("name") or given.get("label") if isinstance(given, dict) else None
     if label:

@@ -25,6 +25,7 @@ JUNIT_FILE, SUMMARY_FILE = "junit.xml", "summary.md"
 
 _WORDS = {0: "PASS", 1: "FAIL", 2: "error", 3: "NOT_COMPARED"}
 _ERROR = 2
+_MESSAGE = "assay: "  # begins the one line by which a command ends with an error
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class StepResult:
 
     step: Step
     words: tuple[str, ...]
-    """The words after `assay`, with `--output`."""
+    """The words after `assay`, without `--output`: it repeats the command."""
     folder: Path
     """Where it wrote its verdict."""
     code: int
@@ -77,12 +78,26 @@ def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> J
 
 def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     own = folder / step.name
-    words = (*(_fill(word, folder) for word in step.words), "--output", str(own))
+    words = tuple(_fill(word, folder) for word in step.words)
     print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "assay.cli", *words], cwd=root, check=False)
-    code, failure = _judge(done.returncode, own)
+    command = [sys.executable, "-m", "assay.cli", *words, "--output", str(own)]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
+        complaint = _forward(process.stderr or ())
+    code, failure = _judge(process.returncode, own)
+    if process.returncode and code == _ERROR and complaint:
+        failure = complaint
     return StepResult(step, words, own, code, time.monotonic() - started, failure)
+
+
+def _forward(lines: Iterable[str]) -> str:
+    """Print the standard error of a command as it comes. Returns: its last message, "" without one."""
+    message = ""
+    for line in lines:
+        print_error(line.rstrip("\n"))
+        if line.startswith(_MESSAGE):
+            message = line.removeprefix(_MESSAGE).strip()
+    return message
 
 
 def _judge(exit_code: int, folder: Path) -> tuple[int, str]:

@@ -73,7 +73,11 @@ def init(
 def plan(
     context: typer.Context,
     label: Annotated[
-        str, Option("The label of a pull request. Default: the event of the workflow run.", "LABEL")
+        str,
+        Option(
+            "The label of a pull request. Default: the event of the workflow run; elsewhere, all labels.",
+            "LABEL",
+        ),
     ] = "",
     *,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
@@ -81,9 +85,11 @@ def plan(
 ) -> None:
     """Show the jobs that a label or the event of a workflow run starts.
 
-    Each command's options are checked. Machines are read from assay.toml in --root.
+    The options of all commands, and the files of the repository that they name, are checked.
 
     Example: assay ci plan assay:nvidia
+
+    All labels: assay ci plan
 
     Exit code: 0, also if there is nothing to do; 2 if the label or assay.toml is wrong.
     """
@@ -97,17 +103,27 @@ def plan(
         print_text(f"nothing to do: the base of this pull request has no {FILE}")
         return
     read = read_configuration(root)
-    chosen = planning.plan_label(read, label) if label else planning.plan_run(read, os.environ)
-    for job in chosen.jobs:
-        _require_valid(list_steps(read, job.target, job.tier), context.find_root().command)
+    is_overview = not label and not os.environ.get("GITHUB_EVENT_PATH")
+    if is_overview:
+        plans = planning.plan_all(read)
+    else:
+        plans = [planning.plan_label(read, label) if label else planning.plan_run(read, os.environ)]
+    steps = [
+        step for one in plans for job in one.jobs for step in list_steps(read, job.target, job.tier)
+    ]
+    for name in _require_valid(steps, root, context.find_root().command):
+        print_error(f"assay: options of {name} are not checked: its package is not installed here")
+    chosen = plans[0]
     planning.write_outputs(chosen, os.environ)
-    explained = planning.describe_plan(read, chosen)
-    print_text(json.dumps(chosen.to_json(), indent=1) if as_json else explained)
+    explained = "\n".join(planning.describe_plan(read, one) for one in plans)
+    documents = [one.to_json() for one in plans]
+    text = json.dumps(documents if is_overview else documents[0], indent=1)
+    print_text(text if as_json else explained)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         from assay.foreign_text import markdown_block
 
         append_summary(Path(summary), f"{markdown_block(explained)}\n")
-    if chosen.refused:
+    if chosen.refused and not is_overview:
         raise typer.Exit(2)
 
 
@@ -176,30 +192,46 @@ def run(
     steps = list_steps(read, machine, tier)
     if not steps:
         raise UsageError(f"assay.toml has no entries for {machine} to run")
-    _require_valid(steps, context.find_root().command)
+    if absent := _require_valid(steps, root, context.find_root().command):
+        raise UsageError(
+            f"the packages of {', '.join(absent)} are not installed: assay ci install {machine}"
+        )
     folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
-    job = run_steps(machine, steps, root, folder)
+    title = f"{machine}, rehearsed on {judged}" if judged else machine
+    job = run_steps(title, steps, root, folder)
     summary = write_job(job, folder)
     print_text(summary)
-    print_error(f"page: {folder / INDEX_FILE}")
+    page = folder / INDEX_FILE
+    print_error(f"page: {page}" if page.exists() else f"files: {folder}")
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_summary(Path(path), summary)
     raise typer.Exit(job.exit_code)
 
 
-def _require_valid(steps: Sequence[Step], application: Any) -> None:  # noqa: ANN401 - of click
-    """Parse the options of all commands without running them. Raises: UsageError for a wrong one.
+def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[str]:  # noqa: ANN401 - of click
+    """Parse the options of all commands without running them, and look for the files that they name.
 
     application: the command `assay`.
+    Returns: the steps whose commands are not installed.
+    Raises: UsageError for a wrong option or a missing file.
     """
+    from assay.ci.configuration import find_missing_files
+
+    if missing := find_missing_files(steps, root):
+        raise UsageError(f"assay.toml names files that do not exist: {', '.join(missing)}")
+    absent = []
     for step in steps:
         command = application
         words = list(step.words)
         while hasattr(command, "commands") and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
+        if hasattr(command, "commands"):
+            absent.append(step.name)
+            continue
         try:
             command.make_context(words[0] if words else "", words)
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise
             raise UsageError(f"assay.toml: {step.name}: {error.format_message()}") from None
+    return list(dict.fromkeys(absent))

@@ -7,6 +7,7 @@ import pytest
 from assay.ci.configuration import (
     Configuration,
     Step,
+    find_missing_files,
     list_distributions,
     list_steps,
     read_configuration,
@@ -102,6 +103,7 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
         ("machines = {}", "machines"),
         ("[machines.box]\nruns-on = []\nrun = 'cpu/float32'", "runs-on"),
         ("[machines.box]\nruns-on = ['a']\nrun = 'cpu'", "machines.box.run"),
+        ("[machines.box]\nruns-on = ['a']\nrun = 'spu/float32'", "no device 'spu'"),
         ("[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'", "machines"),
         (MACHINE + "minutes = 361", "minutes"),
         (MACHINE + "tiers = ['smok']", "tiers"),
@@ -126,6 +128,31 @@ def test_an_entry_that_no_command_can_have_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         words_of(tmp_path, f"[[load]]\nmodel = 'm'\n{entry}")
+
+
+def test_files_of_the_repository_that_do_not_exist_are_found(tmp_path: Path) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "a.toml").touch()
+    (tmp_path / "a.py").touch()
+    text = """
+[[load]]
+model = "models/tiny"
+[[load]]
+model = "models/tyny"
+[[load]]
+model = "organization/model"
+[[generate]]
+model = "micro:llama"
+candidate-setup = "a.py:install"
+[[smoke]]
+case = ["command:a.toml", "command:b.toml"]
+[[data]]
+collator = "b.py:pad"
+"""
+    steps = list_steps(read(tmp_path, MACHINE + text), "box")
+    assert find_missing_files(steps, tmp_path) == [
+        "load-2: models/tyny", "smoke: b.toml", "data: b.py",
+    ]  # fmt: skip
 
 
 def test_an_unknown_machine_and_tier_are_refused_with_the_nearest(tmp_path: Path) -> None:

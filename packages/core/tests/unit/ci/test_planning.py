@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from assay.ci.configuration import Configuration
-from assay.ci.planning import Plan, describe_plan, plan_label, plan_run, write_outputs
-from assay.errors import UsageError
+from assay.ci.planning import (
+    Plan,
+    describe_plan,
+    plan_all,
+    plan_label,
+    plan_run,
+    write_outputs,
+)
 
 CONFIGURATION = Configuration.model_validate(
     {
@@ -89,9 +95,19 @@ def test_an_event_starts_the_jobs_that_it_asks_for(
     assert summarize(plan_event(tmp_path, name, **payload)) == started
 
 
-def test_outside_a_workflow_run_a_label_is_needed() -> None:
-    with pytest.raises(UsageError, match="assay ci plan"):
-        plan_run(CONFIGURATION, {})
+def test_all_labels_and_a_commit_are_planned_together() -> None:
+    events = [(plan.event, summarize(plan)) for plan in plan_all(CONFIGURATION)]
+    assert events == [
+        ("label assay:box", [("box", "")]),
+        ("label assay:host", [("host", "")]),
+        ("every commit", [("host", "")]),
+    ]
+
+
+@pytest.mark.parametrize("label", ["asay:box", "smoke:box", "bnch:box/check"])
+def test_a_misspelled_prefix_is_refused_for_a_machine(label: str) -> None:
+    plan = plan_label(CONFIGURATION, label)
+    assert plan.refused.endswith(f"did you mean assay:{label.partition(':')[2]}?")
 
 
 def test_a_plan_is_explained_with_its_commands() -> None:
