@@ -14,8 +14,8 @@ from typing import Any
 import typer
 from sphinx.application import Sphinx
 
-from assay.cli.application import add_extensions
 from assay.cli.application import app as assay_app
+from assay.cli.application import build_command
 
 project = "assay"
 html_title = "assay"
@@ -105,8 +105,7 @@ def list_pages(app: Sphinx, page: str, source: list[str]) -> None:
 def write_commands(_: Sphinx, page: str, source: list[str]) -> None:
     """Write the help of every command into the page of commands."""
     if page == _PAGE_OF_COMMANDS:
-        add_extensions()
-        source[0] += "".join(_describe_command(typer.main.get_command(assay_app), "assay"))
+        source[0] += "".join(_describe_command(build_command(assay_app), "assay"))
 
 
 def _describe_command(command: Any, words: str) -> Iterator[str]:  # noqa: ANN401 - of click

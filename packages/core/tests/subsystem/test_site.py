@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-README = (
-    "# assay\n\n## Documentation\n\n### Reference\n\n| | |\n|---|---|\n| [a](docs/a.md) | a |\n"
-)
+LIST = "# Documentation\n\n## Reference\n\n| | |\n|---|---|\n| [a](a.md) | a |\n"
 
 
 def build(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -34,6 +32,10 @@ def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
     for name in ("check_generate", "check_train", "check_load", "compare", "capture", "seed_all"):
         assert f'id="assay.{name}"' in api
     assert "Divide the candidate's heads, features, vocabulary over N ranks." in api
+    commands = (tmp_path / "docs/site/commands.html").read_text(encoding="utf-8")
+    for name in ("check generate", "smoke run", "bench compare", "ci plan", "runners verify"):
+        assert f"Usage: assay {name} " in commands
+    assert (tmp_path / "runners/cpu/README.html").is_file()
 
 
 # By page, a link and the warning about it.
@@ -53,12 +55,14 @@ def site_of_links(tmp_path_factory: pytest.TempPathFactory) -> subprocess.Comple
     source = tmp_path_factory.mktemp("source")
     (source / "docs/site").mkdir(parents=True)
     (source / "examples").mkdir()
-    rows = "".join(f"| [{name}](docs/{name}.md) | b |\n" for name in ("b", *LINKS))
-    (source / "README.md").write_text(README.replace("| [a](docs/a.md) | a |\n", rows))
+    rows = "".join(f"| [{name}]({name}.md) | b |\n" for name in ("b", *LINKS))
+    (source / "README.md").write_text("# assay\n")
+    (source / "docs/README.md").write_text(LIST.replace("| [a](a.md) | a |\n", rows))
     for name, (text, _) in LINKS.items():
         (source / f"docs/{name}.md").write_text(f"# A\n\n{text}\n")
     (source / "docs/b.md").write_text("# B\n")
-    (source / "docs/site/api.md").write_text("# API\n")
+    for name in ("api", "commands"):
+        (source / f"docs/site/{name}.md").write_text("# A\n")
     return build(source, tmp_path_factory.mktemp("site"))
 
 
@@ -71,10 +75,11 @@ def test_a_broken_link_is_found(site_of_links: subprocess.CompletedProcess[str],
     assert all(message in line for line in told)
 
 
-def test_a_page_that_the_readme_does_not_list_is_found(tmp_path: Path) -> None:
+def test_a_page_that_no_list_has_is_found(tmp_path: Path) -> None:
     (tmp_path / "docs/site").mkdir(parents=True)
-    (tmp_path / "README.md").write_text(README)
-    for name in ("a", "b", "site/api"):
+    (tmp_path / "README.md").write_text("# assay\n")
+    (tmp_path / "docs/README.md").write_text(LIST)
+    for name in ("a", "b", "site/api", "site/commands"):
         (tmp_path / f"docs/{name}.md").write_text("# A\n")
     ended = build(tmp_path, tmp_path / "site")
     assert ended.returncode == 1
