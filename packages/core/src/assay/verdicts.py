@@ -1,4 +1,4 @@
-"""The result of a command: a verdict with one of three outcomes, and its measurements."""
+"""The result of a command: a verdict with one of four outcomes, and its measurements."""
 
 import math
 from collections.abc import Iterable
@@ -341,7 +341,7 @@ class Ratio:
 
 
 def overall_outcome(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst outcome; NOT_COMPARED if there is none."""
+    """Return the worst outcome, or NOT_COMPARED for an empty list."""
     return max(outcomes, key=lambda one: one.severity, default=Outcome.NOT_COMPARED)
 
 

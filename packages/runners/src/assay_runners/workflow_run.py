@@ -10,8 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from assay.ci.planning import write_outputs
 from assay.errors import MachineError, UsageError
 from assay.files import read_json_object, validate_record
+from assay.report.page.html import append_summary
 from assay_runners.fleet import Fleet
 from assay_runners.planning import Event, Plan, summarize_plan
 
@@ -104,36 +106,10 @@ def describe_run(variables: Mapping[str, str]) -> str:
     return f"{server}/{repository}/actions/runs/{run}, commit {sha}"
 
 
-def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> None:
-    """Set the step's outputs, one line each. Outside a workflow run, do nothing."""
-    path = variables.get("GITHUB_OUTPUT")
-    if not path:
-        return
-    lines = []
-    for name, value in values.items():
-        if "\n" in value or "\r" in value:
-            raise ValueError(f"the output {name} has several lines")
-        lines.append(f"{name}={value}\n")
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.writelines(lines)
-
-
-# GitHub rejects a summary of more than 1 MiB.
-_MAX_BYTES = 1024 * 1024 - 1024
-
-
 def add_to_summary(markdown: str, variables: Mapping[str, str]) -> None:
-    """Append to the step's summary, up to GitHub's limit. Outside a workflow run, do nothing."""
-    path = variables.get("GITHUB_STEP_SUMMARY")
-    if not path:
-        return
-    text = f"{markdown.rstrip(chr(10))}\n\n".encode()
-    with Path(path).open("ab") as file:
-        room = _MAX_BYTES - file.tell()
-        if len(text) > room:
-            note = "\n\n… the rest is in the artifacts of the job.\n".encode()
-            text = text[: max(room, 0)] + note
-        file.write(text)
+    """Append to the step's summary. Outside a workflow run, do nothing."""
+    if path := variables.get("GITHUB_STEP_SUMMARY"):
+        append_summary(Path(path), f"{markdown.rstrip(chr(10))}\n\n")
 
 
 _Object = dict[str, Any]
@@ -257,7 +233,7 @@ def read_planned_event(
     it is retargeted to main.
     given: as for `read_event`.
     unless_succeeded: the workflow whose last successful run to look up; "" for none.
-    Raises: UsageError if there is no event.
+    Raises: UsageError without an event.
     """
     event = read_event(given, variables)
     facts: dict[str, object] = {}

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from assay.devices.registry import adapter_names
-from assay.devices.run_string import Run, parse_device, parse_run
+from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run
 from assay.errors import UsageError
 from assay.files import UnreadableFileError, read_toml_record
 
@@ -44,7 +44,7 @@ class Machine(_Table):
     cards: int | None = Field(None, ge=1)
     """The number of devices that cases of smoke may use. Default: all."""
     start: Literal["label", "commit"] = "label"
-    """What starts its jobs: a label, or every commit of a pull request and of the default branch."""
+    """The trigger of its jobs: a label, or every commit of a pull request and of the default branch."""
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)] = ("check", "smoke", "expectations")
     minutes: int = Field(60, ge=1, le=360)
     """The time limit of a job. GitHub ends every job after 360."""
@@ -69,7 +69,7 @@ class Configuration(_Table):
     bench: tuple[Entry, ...] = ()
 
     def find(self, name: str) -> Machine:
-        """Find a machine by its name. Raises: UsageError if there is none."""
+        """Find a machine by its name. Raises: UsageError for an unknown name."""
         if name not in self.machines:
             raise UsageError(f"{FILE}: {suggest('machine', name, self.machines)}")
         return self.machines[name]
@@ -86,17 +86,17 @@ def parse_known_run(text: str) -> Run:
     kind = parse_device(run.device).kind
     if kind not in adapter_names():
         raise UsageError(
-            f"{text}: {suggest('device', kind, adapter_names())}. `assay devices` lists those of each vendor"
+            f"{text}: {suggest('device', kind, adapter_names())} `assay devices` lists those of each vendor"
         )
     return run
 
 
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
-    """Say that there is no such machine or tier, and name the nearest, or all."""
+    """Describe an unknown name, with the nearest known one or all of them."""
     names = list(known)
     nearest = get_close_matches(name, names, n=1, cutoff=0.6)
-    rest = f"nearest is {nearest[0]}" if nearest else f"there are {', '.join(names)}"
-    return f"there is no {what} {name!r}; {rest}"
+    rest = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(names)}"
+    return f"unknown {what} {name!r}; {rest}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def list_distributions(steps: Iterable[Step]) -> list[str]:
 def find_missing_files(steps: Iterable[Step], root: Path) -> list[str]:
     """Find files and folders of the repository that commands name and that do not exist.
 
-    A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository.
+    A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository and is
+    not a RUN.
     """
     return [
         f"{step.name}: {path}"
@@ -189,8 +190,9 @@ def _path_in(word: str, root: Path) -> str:
         return word.removeprefix("command:")
     if found := re.fullmatch(r"(.+\.py):\w+", word):
         return found[1]
-    first, slash, _ = word.partition("/")
-    return word if slash and first and (root / first).is_dir() else ""
+    first, slash, rest = word.partition("/")
+    is_run = rest in RUN_DTYPES
+    return word if slash and first and not is_run and (root / first).is_dir() else ""
 
 
 def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:

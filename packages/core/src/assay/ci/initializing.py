@@ -68,7 +68,7 @@ def make_files(
     """Make the texts of the files for the repository in `root`. Returns: each by its path.
 
     machines: besides the hosted CPU, which checks every commit.
-    branch: the default branch; "": the current one.
+    branch: the default branch; "": that of the remote, else the current one.
     commit: of assay, 40 hexadecimal digits; "": the tag of this version.
     Raises: UsageError if a file exists or a value is wrong.
     """
@@ -85,7 +85,7 @@ def make_files(
         "models": find_models(root) or [_NO_MODEL],
         "label": "assay",
         "install": ["--editable", "."] if (root / "pyproject.toml").is_file() else [],
-        "branch": branch or _current_branch(root),
+        "branch": branch or _default_branch(root),
         "repository": ASSAY,
         "commit": commit or tag,
         "comment": f" # {tag}" if commit else "",
@@ -97,6 +97,10 @@ def make_files(
     }
 
 
-def _current_branch(root: Path) -> str:
-    head = read_text(root / ".git/HEAD").strip()
-    return head.removeprefix("ref: refs/heads/") if head.startswith("ref: ") else "main"
+def _default_branch(root: Path) -> str:
+    """Read the branch that the remote calls its default, else the current one. A worktree has neither file."""
+    for file, prefix in (("refs/remotes/origin/HEAD", "remotes/origin"), ("HEAD", "heads")):
+        path, start = root / ".git" / file, f"ref: refs/{prefix}/"
+        if path.is_file() and (text := read_text(path).strip()).startswith(start):
+            return text.removeprefix(start)
+    return "main"

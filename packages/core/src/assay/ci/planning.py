@@ -34,9 +34,9 @@ class Plan:
     """The event in words: "label assay:nvidia"."""
     jobs: tuple[Job, ...] = ()
     nothing: str = ""
-    """Why no job was asked for; "" if one was."""
+    """The reason for no job; "" if there are jobs."""
     refused: str = ""
-    """What is wrong with the request; "" if nothing is."""
+    """The error in the request; "" in a valid one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON."""
@@ -94,7 +94,7 @@ def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan
 
 
 def describe_plan(configuration: Configuration, plan: Plan) -> str:
-    """List each job with its machine and commands, or say why there is none."""
+    """List each job with its machine and commands, or the reason that no job starts."""
     lines = [plan.event]
     for job in plan.jobs:
         lines.append(f"  {job.target}: a job on a runner with {', '.join(job.runs_on)}")
@@ -109,11 +109,23 @@ def describe_plan(configuration: Configuration, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def write_outputs(plan: Plan, variables: Mapping[str, str]) -> None:
+def publish_jobs(plan: Plan, variables: Mapping[str, str]) -> None:
     """Set the output `jobs` of a workflow's step, a JSON list. Outside a workflow run, do nothing."""
-    if path := variables.get("GITHUB_OUTPUT"):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(f"jobs={json.dumps([asdict(job) for job in plan.jobs])}\n")
+    write_outputs({"jobs": json.dumps([asdict(job) for job in plan.jobs])}, variables)
+
+
+def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Set the step's outputs, one line each. Outside a workflow run, do nothing."""
+    path = variables.get("GITHUB_OUTPUT")
+    if not path:
+        return
+    lines = []
+    for name, value in values.items():
+        if "\n" in value or "\r" in value:
+            raise ValueError(f"the output {name} has several lines")
+        lines.append(f"{name}={value}\n")
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.writelines(lines)
 
 
 def _make_job(configuration: Configuration, name: str, tier: str = "") -> Job:

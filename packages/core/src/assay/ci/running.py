@@ -23,6 +23,7 @@ from assay.verdicts import Outcome
 
 JUNIT_FILE, SUMMARY_FILE = "junit.xml", "summary.md"
 
+# 3 is also UNDERPOWERED, which the report of the run shows.
 _WORDS = {0: "PASS", 1: "FAIL", 2: "error", 3: "NOT_COMPARED"}
 _ERROR = 2
 _MESSAGE = "assay: "  # begins the one line by which a command ends with an error
@@ -36,12 +37,12 @@ class StepResult:
     words: tuple[str, ...]
     """The words after `assay`, without `--output`: it repeats the command."""
     folder: Path
-    """Where it wrote its verdict."""
+    """The folder of its verdict."""
     code: int
     """0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED."""
     seconds: float
     failure: str = ""
-    """Why it does not pass; "" if it does."""
+    """The reason that it does not pass; "" for a pass."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
     started = time.monotonic()
     command = [sys.executable, "-m", "assay.cli", *words, "--output", str(own)]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=root, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
         complaint = _forward(process.stderr or ())
     code, failure = _judge(process.returncode, own)
     if process.returncode and code == _ERROR and complaint:
@@ -118,7 +121,7 @@ def _fill(word: str, folder: Path) -> str:
 
 def write_job(job: JobResult, folder: Path) -> str:
     """Write the summary, the JUnit file and the page of all runs into `folder`. Returns: the summary."""
-    runs = {run: result for result in job.results for run in find_runs(result.folder)}
+    runs = [run for result in job.results for run in find_runs(result.folder)]
     reports, unreadable = read_reports(runs)
     if reports:
         write_index(reports, folder)

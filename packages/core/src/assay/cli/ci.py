@@ -13,6 +13,7 @@ import typer
 from assay.api.options import Option
 from assay.ci.configuration import Step
 from assay.cli.derived_commands import with_options
+from assay.cli.ending import WrongUsage
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
 
@@ -32,7 +33,9 @@ def init(
             "The labels of a runner, and what to judge there; repeatable.", "NAME=LABEL[,LABEL]@RUN"
         ),
     ] = None,
-    branch: Annotated[str, Option("The default branch. Default: the current one.", "NAME")] = "",
+    branch: Annotated[
+        str, Option("The default branch. Default: the remote's, else the current one.", "NAME")
+    ] = "",
     commit: Annotated[
         str, Option("The commit of assay to pin. Default: the tag of this version.", "SHA")
     ] = "",
@@ -99,8 +102,9 @@ def plan(
 
     if not label and os.environ.get("GITHUB_OUTPUT") and not (root / FILE).is_file():
         # The pull request that adds it: machines are read from its base.
-        planning.write_outputs(planning.Plan(""), os.environ)
-        print_text(f"nothing to do: the base of this pull request has no {FILE}")
+        empty = planning.Plan("", nothing=f"the base of this pull request has no {FILE}")
+        planning.publish_jobs(empty, os.environ)
+        print_text(json.dumps(empty.to_json()) if as_json else f"nothing to do: {empty.nothing}")
         return
     read = read_configuration(root)
     is_overview = not label and not os.environ.get("GITHUB_EVENT_PATH")
@@ -114,11 +118,12 @@ def plan(
     for name in _require_valid(steps, root, context.find_root().command):
         print_error(f"assay: options of {name} are not checked: its package is not installed here")
     chosen = plans[0]
-    planning.write_outputs(chosen, os.environ)
+    planning.publish_jobs(chosen, os.environ)
     explained = "\n".join(planning.describe_plan(read, one) for one in plans)
-    documents = [one.to_json() for one in plans]
-    text = json.dumps(documents if is_overview else documents[0], indent=1)
-    print_text(text if as_json else explained)
+    document = chosen.to_json()
+    if is_overview:
+        document = {"schema": 1, "plans": [one.to_json() for one in plans]}
+    print_text(json.dumps(document, indent=1) if as_json else explained)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         from assay.foreign_text import markdown_block
 
@@ -231,7 +236,7 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
         try:
             command.make_context(words[0] if words else "", words)
         except Exception as error:
-            if not hasattr(error, "format_message"):
+            if not isinstance(error, WrongUsage):
                 raise
             raise UsageError(f"assay.toml: {step.name}: {error.format_message()}") from None
     return list(dict.fromkeys(absent))

@@ -41,10 +41,11 @@ class Terminated(KeyboardInterrupt):
 
 
 @runtime_checkable
-class _WrongUsage(Protocol):
+class WrongUsage(Protocol):
     """The errors of click, or of the copy that some versions of typer have."""
 
-    def format_message(self) -> str: ...
+    def format_message(self) -> str:
+        """Return the message for the user."""
 
 
 def finish(folder: Path, *, as_json: bool) -> None:
@@ -104,7 +105,7 @@ def _end_as_typer(end: SystemExit) -> NoReturn:
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt | EOFError):  # typer would exit with 1, a verdict
             _end_with(cause)
-        if isinstance(cause, _WrongUsage):
+        if isinstance(cause, WrongUsage):
             _print_json("usage", cause.format_message())  # typer has printed it
         if isinstance(cause, OSError):
             # The output is closed: typer would exit with 1, a verdict.

@@ -1,12 +1,9 @@
 """A llama whose layers keep a running mean of the keys, in a cache of its own class."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from assay.models.transformers_calls import quiet_transformers
+from packages.core.tests.subsystem.generate.unreached_models import save_own_code
 
 _SETTINGS: dict[str, Any] = {
     "vocab_size": 384,
@@ -123,18 +120,4 @@ class LlamaWithMeanKeys(LlamaForCausalLM):
 
 def save_model_with_mean_keys(folder: Path) -> Path:
     """Make the model's folder, with its code."""
-    with torch.random.fork_rng(devices=[]), quiet_transformers():
-        torch.manual_seed(0)
-        scope: dict[str, Any] = {}
-        exec(_MODELING, scope)  # noqa: S102 - the text above
-        model = scope["LlamaWithMeanKeys"](scope["MeanKeyConfig"](**_SETTINGS))
-        model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["LlamaWithMeanKeys"]
-    config["auto_map"] = {
-        "AutoConfig": "mean_keys.MeanKeyConfig",
-        "AutoModelForCausalLM": "mean_keys.LlamaWithMeanKeys",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "mean_keys.py").write_text(_MODELING)
-    return folder
+    return save_own_code(folder, _MODELING, "MeanKeyConfig", "LlamaWithMeanKeys", _SETTINGS)

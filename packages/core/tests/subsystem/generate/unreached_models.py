@@ -277,20 +277,27 @@ class LlamaWithHeads(LlamaForCausalLM):
 
 def save_model_with_heads(folder: Path) -> Path:
     """A llama whose code, beside its weights, adds heads that generation does not use."""
+    settings = {**_TEXT, "tie_word_embeddings": False}
+    return save_own_code(folder, _MODELING, "HeadsConfig", "LlamaWithHeads", settings)
+
+
+def save_own_code(
+    folder: Path, code: str, config_class: str, model_class: str, settings: Mapping[str, Any]
+) -> Path:
+    """Save a model of classes in `code`, with the code beside its weights."""
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(0)
         scope: dict[str, Any] = {}
-        exec(_MODELING, scope)  # noqa: S102 - the text above
-        model = scope["LlamaWithHeads"](scope["HeadsConfig"](**_TEXT, tie_word_embeddings=False))
-        model.save_pretrained(folder)
+        exec(code, scope)  # noqa: S102 - of a test
+        scope[model_class](scope[config_class](**settings)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["LlamaWithHeads"]
+    config["architectures"] = [model_class]
     config["auto_map"] = {
-        "AutoConfig": "heads.HeadsConfig",
-        "AutoModelForCausalLM": "heads.LlamaWithHeads",
+        "AutoConfig": f"own_code.{config_class}",
+        "AutoModelForCausalLM": f"own_code.{model_class}",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "heads.py").write_text(_MODELING)
+    (folder / "own_code.py").write_text(code)
     return folder
 
 

@@ -103,7 +103,7 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
         ("machines = {}", "machines"),
         ("[machines.box]\nruns-on = []\nrun = 'cpu/float32'", "runs-on"),
         ("[machines.box]\nruns-on = ['a']\nrun = 'cpu'", "machines.box.run"),
-        ("[machines.box]\nruns-on = ['a']\nrun = 'spu/float32'", "no device 'spu'"),
+        ("[machines.box]\nruns-on = ['a']\nrun = 'spu/float32'", "unknown device 'spu'"),
         ("[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'", "machines"),
         (MACHINE + "minutes = 361", "minutes"),
         (MACHINE + "tiers = ['smok']", "tiers"),
@@ -132,6 +132,7 @@ def test_an_entry_that_no_command_can_have_is_refused(
 
 def test_files_of_the_repository_that_do_not_exist_are_found(tmp_path: Path) -> None:
     (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "cpu").mkdir()  # a folder with the name of a device
     (tmp_path / "a.toml").touch()
     (tmp_path / "a.py").touch()
     text = """
@@ -157,10 +158,10 @@ collator = "b.py:pad"
 
 def test_an_unknown_machine_and_tier_are_refused_with_the_nearest(tmp_path: Path) -> None:
     configuration = read(tmp_path, MACHINE)
-    with pytest.raises(UsageError, match="no machine 'bax'; nearest is box"):
+    with pytest.raises(UsageError, match="unknown machine 'bax'; did you mean box"):
         list_steps(configuration, "bax")
     with pytest.raises(
-        UsageError, match="no tier 'zzz'; there are check, smoke, expectations, bench"
+        UsageError, match="unknown tier 'zzz'; known: check, smoke, expectations, bench"
     ):
         list_steps(configuration, "box", "zzz")
 

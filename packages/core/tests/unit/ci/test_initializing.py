@@ -78,6 +78,18 @@ def test_workflows_name_the_branch_and_the_release_or_a_commit(root: Path) -> No
     assert f"uses: {called}@{COMMIT} # v{version('assay-core')}\n" in pinned
 
 
+def test_the_default_branch_of_the_remote_is_preferred(root: Path) -> None:
+    file = root / ".git/refs/remotes/origin/HEAD"
+    file.parent.mkdir(parents=True)
+    file.write_text("ref: refs/remotes/origin/release/2\n", encoding="utf-8")
+    assert 'branches: ["release/2"]' in write(root)["assay.yml"]
+
+
+def test_a_worktree_of_git_is_a_repository(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: elsewhere\n", encoding="utf-8")
+    assert 'branches: ["main"]' in write(tmp_path)["assay.yml"]
+
+
 def test_each_workflow_has_at_most_40_lines(root: Path) -> None:
     files = write(root, "a=b@cpu/float32")
     assert {name for name, text in files.items() if len(text.splitlines()) > 40} == set()

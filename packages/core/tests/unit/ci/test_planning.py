@@ -13,6 +13,7 @@ from assay.ci.planning import (
     plan_all,
     plan_label,
     plan_run,
+    publish_jobs,
     write_outputs,
 )
 
@@ -54,10 +55,10 @@ def test_a_label_may_name_one_tier() -> None:
 @pytest.mark.parametrize(
     ("label", "why"),
     [
-        ("assay:bix", "there is no machine 'bix'; nearest is box"),
-        ("assay:", "there is no machine ''; there are box, host"),
-        ("assay:box/smok", "there is no tier 'smok'; nearest is smoke"),
-        ("assay:box/", "there is no tier ''; there are check, smoke, expectations, bench"),
+        ("assay:bix", "unknown machine 'bix'; did you mean box?"),
+        ("assay:", "unknown machine ''; known: box, host"),
+        ("assay:box/smok", "unknown tier 'smok'; did you mean smoke?"),
+        ("assay:box/", "unknown tier ''; known: check, smoke, expectations, bench"),
         ("assay:box/bench", "assay.toml has no entries for box/bench to run"),
     ],
 )
@@ -121,9 +122,17 @@ def test_a_plan_is_explained_with_its_commands() -> None:
     assert refused.splitlines()[0] == "label assay:bix\\n::error::"
 
 
+def test_nothing_is_written_outside_a_workflow_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_outputs({"a": "b"}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_output_of_a_step_is_one_line_for_a_matrix(tmp_path: Path) -> None:
     file = tmp_path / "output"
-    write_outputs(plan_label(CONFIGURATION, "assay:host"), {"GITHUB_OUTPUT": str(file)})
+    publish_jobs(plan_label(CONFIGURATION, "assay:host"), {"GITHUB_OUTPUT": str(file)})
     name, _, value = file.read_text(encoding="utf-8").partition("=")
     assert name == "jobs"
     assert json.loads(value) == [
@@ -132,3 +141,11 @@ def test_the_output_of_a_step_is_one_line_for_a_matrix(tmp_path: Path) -> None:
             "pip_index": "https://index.example",
         }
     ]  # fmt: skip
+
+
+def test_an_output_of_several_lines_is_refused(tmp_path: Path) -> None:
+    # A second line would be another output.
+    file = tmp_path / "output"
+    with pytest.raises(ValueError, match="the output a has several lines"):
+        write_outputs({"a": "1\nmachines=[]"}, {"GITHUB_OUTPUT": str(file)})
+    assert not file.exists()

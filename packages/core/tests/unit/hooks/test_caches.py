@@ -433,6 +433,17 @@ def test_declared_parts_of_another_library_are_read() -> None:
     assert find_unreadable(cache) == []
 
 
+@pytest.mark.parametrize("column", range(8))
+def test_a_declared_buffer_that_is_written_in_inference_mode_is_found(column: int) -> None:
+    with torch.inference_mode():
+        cache, tracer = MeanKeyCache(), CacheTracker()
+        cache.layers[0].rotated_keys = torch.zeros(1, HEADS, 64, DIM)
+        before = tracer.snapshot({"past_key_values": cache})
+        cache.layers[0].rotated_keys[:, :, column, 1] = 1.0
+
+        assert list(additions(tracer, before)) == ["changed.past_key_values.0.rotated_keys"]
+
+
 def test_a_tensor_that_a_class_does_not_declare_is_named() -> None:
     cache: Any = MeanKeyCache()
     cache.layers[0].scale = torch.ones(1)

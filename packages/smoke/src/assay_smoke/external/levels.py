@@ -315,6 +315,7 @@ def judge_memory(cycle: Cycle) -> LevelResult:
         return not_run(
             f"the driver reports no free memory: it was not checked whether the library trains on {name}",
             unchecked=True,
+            host_peak_bytes=host_peak,
         )
     device_peak = _peak(on_device)
     if device_peak < _LEAST_DEVICE_BYTES:

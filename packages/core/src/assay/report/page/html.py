@@ -152,13 +152,21 @@ def write_index(reports: list[Report], folder: Path) -> Path:
     return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of))
 
 
+# GitHub rejects a job summary of more than 1 MiB.
+_MAX_SUMMARY_BYTES = 1024 * 1024 - 1024
+
+
 def append_summary(path: Path, text: str) -> None:
-    """Append `text` to the job summary at `path`.
+    """Append `text` to the job summary at `path`, up to GitHub's limit.
 
     Raises: DiskError if it cannot be written.
     """
+    data = text.encode()
     try:
-        with path.open("a", encoding="utf-8") as summary:
-            summary.write(text)
+        with path.open("ab") as summary:
+            left = max(_MAX_SUMMARY_BYTES - summary.tell(), 0)
+            if len(data) > left:
+                data = data[:left] + "\n\n… the rest is in the artifacts of the job.\n".encode()
+            summary.write(data)
     except OSError as error:
         raise DiskError.refused(path, error) from error

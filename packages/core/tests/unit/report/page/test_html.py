@@ -195,3 +195,13 @@ def test_summary_is_appended(tmp_path: Path) -> None:
 def test_summary_that_cannot_be_written_is_an_error_of_the_machine(tmp_path: Path) -> None:
     with pytest.raises(DiskError):
         append_summary(tmp_path / "absent" / "summary.md", "text")
+
+
+def test_a_summary_over_githubs_limit_is_cut_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "summary"
+    for text in ("first\n", "ü" * 600_000, "last"):
+        append_summary(file, text)
+    assert file.stat().st_size < 1024 * 1024
+    read = file.read_text(encoding="utf-8", errors="replace")
+    assert read.startswith("first\nüüü")
+    assert "the rest is in the artifacts" in read
