@@ -79,9 +79,10 @@ def runners(session: nox.Session) -> None:
 
 @nox.session(tags=["static"])
 def repo(session: nox.Session) -> None:
-    """Check the repository itself: import layers, workflows, README commands, links."""
-    words = [*_AT_A_TIME, "tests/repo", *session.posargs]
-    tools_environment(session).run(session, "pytest", *words)
+    """Check the repository itself: import layers, workflows, README commands, links, changes."""
+    tools = tools_environment(session)
+    tools.run(session, "towncrier", "build", "--draft", "--version", "next")
+    tools.run(session, "pytest", *_AT_A_TIME, "tests/repo", *session.posargs)
 
 
 @nox.session(default=False, tags=["static"])

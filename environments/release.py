@@ -1,6 +1,7 @@
 """Builds the distributions of the published packages from a clean clone, and tries their wheels."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -32,7 +33,9 @@ def release_packages(session: nox.Session) -> None:
         require_release(os.environ.get("GITHUB_REF", ""), manifest["project"]["version"], changelog)
     except ValueError as error:
         session.error(str(error))
-    build_distributions(session, install_release_tools(session))
+    tools = install_release_tools(session)
+    tools.run(session, "towncrier", "build", "--draft", "--version", manifest["project"]["version"])
+    build_distributions(session, tools)
     for python in session.posargs or [".".join(map(str, sys.version_info[:2]))]:
         environment = wheel_environment(session, python, sorted(DISTRIBUTIONS.glob("*.whl")))
         with TemporaryDirectory() as folder, session.chdir(folder):
@@ -53,8 +56,13 @@ def require_release(ref: str, version: str, changelog: str) -> None:
         raise ValueError(
             f"the tag is {ref.removeprefix(_TAG)}, and the packages have version {version}"
         )
-    if f"\n## {version} (" not in changelog:
+    if not is_released(version, changelog):
         raise ValueError(f"CHANGELOG.md has no section '## {version} (DATE)'")
+
+
+def is_released(version: str, changelog: str) -> bool:
+    """Return True if the changelog has a section of this version with a date."""
+    return bool(re.search(rf"^## {re.escape(version)} \(\d{{4}}-", changelog, re.MULTILINE))
 
 
 def build_distributions(session: nox.Session, tools: Environment) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from environments.release import require_release
+from environments.release import is_released, require_release
 from environments.shared import PACKAGES, PUBLISHED
 
 
@@ -60,9 +60,9 @@ def test_the_readme_installs_what_exists(root: Path, packages: list[dict[str, An
     changelog, readme = (
         (root / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md")
     )
-    is_released = f"\n## {version} (" in changelog
+    released = is_released(version, changelog)
     assert ("pip install assay-core" in readme, "pip install dist/" in readme) == (
-        is_released, not is_released
+        released, not released
     )  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def test_the_tag_of_the_version_and_a_dry_run_are_released(ref: str) -> None:
     [
         ("refs/tags/v1.2.1", "", "the tag is v1.2.1, and the packages have version 1.2.0"),
         ("refs/tags/1.2.0", "", "the tag is 1.2.0, and the packages have version 1.2.0"),
-        ("refs/tags/v1.2.0", "\n## 1.2.0rc1 (x)", "CHANGELOG.md has no section '## 1.2.0"),
+        ("refs/tags/v1.2.0", "\n## 1.2.0rc1 (2026-01-01)", "CHANGELOG.md has no section '## 1.2.0"),
+        ("refs/tags/v1.2.0", "\n## 1.2.0 (unreleased)", "CHANGELOG.md has no section '## 1.2.0"),
     ],
 )
 def test_another_tag_is_refused(ref: str, changelog: str, message: str) -> None:
