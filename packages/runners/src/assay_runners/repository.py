@@ -112,7 +112,7 @@ def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
     """List the patterns and the new texts of the files that name a setting."""
     on_a_branch = _ON_A_BRANCH if "@" in new.job_action else ""
     return {
-        r"(?<=- uses: )\S+/actions/job\b.*": f"{new.job_action}{on_a_branch}",
+        r"(?<=uses: )\S+/actions/job\b.*": f"{new.job_action}{on_a_branch}",
         r"(?<=uses: )[$.]/(?=\.github/)": new.own,
         # Except where the original is cloned.
         rf"(?<!clone https://github\.com/)\b{re.escape(old.repository)}\b": new.repository,

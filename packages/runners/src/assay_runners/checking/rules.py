@@ -177,7 +177,7 @@ def _find_nearest(scalars: Iterable[Scalar], key: str) -> Scalar:
 
 
 def required_keys(document: Document, *_: object) -> Iterator[Problem]:
-    """Require the keys without which a default of GitHub holds, such as a limit of six hours."""
+    """Require names, and the keys without which a default of GitHub holds, such as a limit of six hours."""
     required = _read_vocabulary()["required"]
 
     def find_missing(node: CommentedMap, keys: list[str], line: int) -> Iterator[Problem]:
@@ -186,7 +186,9 @@ def required_keys(document: Document, *_: object) -> Iterator[Problem]:
     yield from find_missing(document.raw, required.get(document.kind, ()), 1)
     for job in document.jobs.values():
         yield from find_missing(job.raw, required["call" if job.uses else "job"], job.line)
-        for step in filter(lambda step: step.is_checkout, job.steps):
+    for step in document.steps:
+        yield from find_missing(step.raw, required["step"], step.line)
+        if step.is_checkout:
             yield from find_missing(step.inputs, required["checkout"], step.line)
 
 

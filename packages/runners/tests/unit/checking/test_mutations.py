@@ -41,14 +41,16 @@ jobs:
       group: suites-${{ github.sha }}
       cancel-in-progress: false
     steps:
-      - uses: actions/checkout@0123456789abcdef0123456789abcdef01234567 # v8.0.0
+      - name: Check out the commit
+        uses: actions/checkout@0123456789abcdef0123456789abcdef01234567 # v8.0.0
         with:
           ref: ${{ github.sha }}
           persist-credentials: false
-      - uses: <own>.github/actions/setup
+      - name: Set up Python and nox
+        uses: <own>.github/actions/setup
         with:
           python: "3.11"
-      - name: the suites
+      - name: Run the suites
         run: nox -s suites
 """
 
@@ -221,7 +223,7 @@ REASONS = (
         ' "jobs.smoke.environment" = ["release"]'),
     ),
     (
-        "ci", "- run: nox -s check\n", "- run: nox -s chekc\n",
+        "ci", "run: nox -s check\n", "run: nox -s chekc\n",
         ("'nox -s chekc' is not listed. If you need it, add it to \"jobs.smoke.steps[].run\" under"
         ' [".github/workflows/ci.yml"] in <vocabulary>'),
     ),
