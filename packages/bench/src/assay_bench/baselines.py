@@ -11,7 +11,7 @@ from assay.files import open_file, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome, Record
 from assay_bench.comparing import EvaluationComparison, Terms, compare, differences
-from assay_bench.results import Evaluation, TaskResult, judge_scores
+from assay_bench.results import UNDERPOWERED, Evaluation, TaskResult, judge_scores
 
 SCHEMA = 1
 
@@ -94,7 +94,11 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
     worse = compare(before, now, terms)
     if worse.judged is not Outcome.PASS:
-        failing = [f"{task.name}: {task.judged}" for task in worse.parts if task.judged != "PASS"]
+        failing = [
+            f"{part.name}: {UNDERPOWERED if part.is_underpowered else part.judged}"
+            for part in worse.parts
+            if part.judged is not Outcome.PASS
+        ]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
             f" ({'; '.join(failing)}). Nothing was written. To replace it anyway: --reason TEXT"

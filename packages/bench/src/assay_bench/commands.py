@@ -116,8 +116,8 @@ def ab(
 
     Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
 
-    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 UNDERPOWERED
-    (the interval is too wide), or a suite ran on only one side.
+    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 NOT_COMPARED
+    (underpowered: the interval is too wide; or a suite ran on only one side).
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
@@ -188,7 +188,7 @@ def run(  # noqa: PLR0913 - one for each option
     An interrupted run continues with the same --output.
 
     Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
-    3 UNDERPOWERED (too few items to tell the model from a guess), or no task is judged.
+    3 NOT_COMPARED (underpowered: too few items to tell the model from a guess; or no task is judged).
     """
     from assay.cli.ending import finish
     from assay.models.sources import remote_code_of
@@ -279,8 +279,8 @@ def selftest(
 
     Example: assay bench selftest --run cuda/float32
 
-    Exit code: 0 PASS; 1 FAIL; 2 usage or environment error; 3 UNDERPOWERED, or the
-    questions differ from the baselines'. They are made from the standard library, those of the baselines from Python 3.11's.
+    Exit code: 0 PASS; 1 FAIL; 2 usage or environment error; 3 NOT_COMPARED (underpowered, or the
+    questions differ from the baselines'). They are made from the standard library, those of the baselines from Python 3.11's.
     """
     from assay.devices.detection import DETECTION_TIMEOUT_SECONDS
     from assay.runs import RunFolder, open_progress
@@ -315,14 +315,14 @@ def compare(  # noqa: PLR0913 - one for each option
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Compare two evaluations item by item: PASS, FAIL, or UNDERPOWERED (too few items to decide).
+    """Compare two evaluations item by item: PASS, FAIL, or NOT_COMPARED.
 
     Example: assay bench compare before/ after/ --margin 0.01
 
     Example: assay bench compare before/ after/ --metric hellaswag=acc_norm
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED, different questions, or a task
-    that only BASE has.
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED (underpowered:
+    too few items to decide; different questions; or a task that only BASE has).
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with

@@ -151,7 +151,8 @@ class Measure:
     """After judging, adjusted for all measures."""
     p_not_inferior: float
     higher_is_better: bool = True
-    judged: Outcome = Outcome.UNDERPOWERED
+    judged: Outcome = Outcome.NOT_COMPARED
+    """NOT_COMPARED only if it is underpowered: a measure that cannot be compared is a problem of its task."""
     items_needed: int | None = None
     """Items that an equally good candidate would need for a PASS; None if decided, or if these suffice."""
     pool: str | None = None
@@ -179,6 +180,11 @@ class TaskComparison:
     members: tuple[str, ...] = ()
     """The tasks of a pool."""
 
+    @property
+    def is_underpowered(self) -> bool:
+        """Return True if nothing but items is missing to decide."""
+        return self.judged is Outcome.NOT_COMPARED and not self.problem
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationComparison:
@@ -204,6 +210,11 @@ class EvaluationComparison:
     def judged(self) -> Outcome:
         """Return the worst outcome of all pools and tasks."""
         return overall_outcome(part.judged for part in self.parts)
+
+    @property
+    def is_underpowered(self) -> bool:
+        """Return True if all parts with the worst outcome are underpowered."""
+        return {part.is_underpowered for part in self.parts if part.judged is self.judged} == {True}
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:

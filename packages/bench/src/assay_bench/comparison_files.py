@@ -20,7 +20,7 @@ from assay_bench.comparing import (
     compare,
 )
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import Evaluation
+from assay_bench.results import UNDERPOWERED, Evaluation
 
 JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 
@@ -68,6 +68,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
             ),
         ],
         compared_unit="items",
+        headline=f"{UNDERPOWERED}." if comparison.is_underpowered else None,
         unmatched=Unmatched(
             expected=[
                 one for one in base.tasks if comparison.refused or one not in candidate.tasks
@@ -81,8 +82,9 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
 
 def measure_in_words(measure: Measure) -> str:
     """Describe both values, the difference with its bounds, and the conclusion."""
+    term = "underpowered: " if measure.judged is Outcome.NOT_COMPARED else ""
     values = (
-        f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
+        f"{term}{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
         f" difference {_number(measure, measure.difference, '+')} ({_number(measure, measure.low, '+')} to"
         f" {_number(measure, measure.high, '+')}): "
     )
@@ -126,7 +128,7 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 
 def _level_of(task: TaskComparison) -> LevelResult:
     failed = [m for m in task.measures if m.judged is Outcome.FAIL]
-    unsure = [m for m in task.measures if m.judged is Outcome.UNDERPOWERED]
+    unsure = [m for m in task.measures if m.judged is Outcome.NOT_COMPARED]
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
@@ -173,7 +175,7 @@ def _task(task: TaskComparison) -> dict[str, Any]:
         "name": task.name,
         "judged": task.judged,
         "problem": task.problem,
-        "measures": [asdict(measure) for measure in task.measures],
+        "measures": [asdict(one) | {"reason": measure_in_words(one)} for one in task.measures],
         "lost": [_flip(pair) for pair in task.lost],
         "gained": [_flip(pair) for pair in task.gained],
     }

@@ -14,13 +14,15 @@ from assay.judge.levels import (
     LevelResult,
     conclude,
     failed,
+    not_compared,
     not_run,
     outcome_of_levels,
     passed,
 )
-from assay.verdicts import Level, Number, Outcome, Verdict
+from assay.verdicts import Number, Outcome, Verdict
 
 LOG_PROBABILITY = "log-probability"
+UNDERPOWERED = "underpowered: too few items to decide"
 
 # Baselines are published: they hold hashes of the texts, not the texts.
 _Text = Annotated[str, Field(exclude=True)]
@@ -210,9 +212,11 @@ def _headline(results: dict[str, LevelResult]) -> str:
     if outcome is Outcome.PASS:
         judged = sum(level.verdict is not None for level in levels.values())
         return f"{judged} tasks ran; every choice is better than a guess."
-    names = [n for n, one in levels.items() if (one.verdict or Outcome.NOT_COMPARED) is outcome]
-    problem = {Outcome.FAIL: "failed", Outcome.NOT_COMPARED: "not compared"}
-    return f"{', '.join(names) or 'no task'}: {problem.get(outcome, 'too few items to decide')}."
+    names = [n for n, one in levels.items() if one.verdict is outcome] or list(levels)
+    # Only a task with too few items has items and is not compared.
+    if outcome is Outcome.NOT_COMPARED and {levels[n].compared > 0 for n in names} == {True}:
+        return f"{UNDERPOWERED} {', '.join(names)}."
+    return f"{', '.join(names) or 'no task'}: {'failed' if outcome is Outcome.FAIL else 'not compared'}."
 
 
 def score_in_words(task: TaskResult) -> str:
@@ -242,9 +246,8 @@ def _level(task: TaskResult) -> LevelResult:
         if not p < SIGNIFICANCE:
             needed = items_to_tell_from_guess(task.chance)
             if num_items < needed:
-                reason = f"too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
-                level = Level(verdict=Outcome.UNDERPOWERED, reason=reason, compared=num_items)
-                return LevelResult(level)
+                reason = f"underpowered: too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
+                return not_compared(reason, num_items)
             reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
             return failed(num_items, reason)
     return passed(num_items)

@@ -8,7 +8,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, overall_outcome
 from assay_bench.comparison_files import compare_folders
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import judge_scores
+from assay_bench.results import UNDERPOWERED, judge_scores
 from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
 from assay_bench.tuning.records import MODEL_FOLDER, read_recipe, tuning_folder
 from assay_bench.tuning.running import open_folder, run_tunings
@@ -23,8 +23,8 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
 
     run: a RUN, in the dtype of the baselines (float32).
     folder: gets the tuned models, their answers and the comparisons.
-    Returns: the worst outcome; FAIL for a model that learned too little or is worse, NOT_COMPARED for other
-        questions than the baselines'.
+    Returns: the worst outcome; FAIL for a model that learned too little or is worse, NOT_COMPARED for too few
+        items, or other questions than the baselines'.
     """
     recipe = read_recipe("micro", run)
     tuned = open_folder(recipe, folder / "tuned")
@@ -58,5 +58,6 @@ def _compare_with_baseline(
     baseline = _BASELINES / f"micro-llama-{way}.json"
     comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
     CheckedVerdict.publish(compared)
-    progress.note(f"{way}: {comparison.judged}; {compared / 'comparison.md'}")
+    words = UNDERPOWERED if comparison.is_underpowered else comparison.judged
+    progress.note(f"{way}: {words}; {compared / 'comparison.md'}")
     return comparison.judged if alone.verdict is Outcome.PASS else Outcome.FAIL

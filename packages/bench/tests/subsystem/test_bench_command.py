@@ -85,8 +85,8 @@ def test_damaged_layer_is_not_a_pass(runs: Path, suite: Path, tmp_path: Path) ->
         *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
     )
     # So few items can be too few for a FAIL.
-    assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "UNDERPOWERED")}, verdict
-    assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### UNDER"))
+    assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
+    assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### NOT_C"))
 
 
 def test_interrupted_run_continues_and_accepted_run_is_a_baseline(

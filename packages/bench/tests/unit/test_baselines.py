@@ -38,7 +38,7 @@ def test_baseline_round_trips_without_texts(tmp_path: Path) -> None:
     ("before", "now", "told"),
     [
         (400, 380, "is not shown to be as good (sums: FAIL)"),
-        (400, 396, "is not shown to be as good (sums: UNDERPOWERED)"),
+        (400, 396, "shown to be as good (sums: underpowered: too few items to decide)"),
         (360, 390, "suspiciously good: sums acc improved by 0.075"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pairs, PASS, FAIL and UNDERPOWERED of two evaluations, computed by hand."""
+"""Pairs, PASS, FAIL and NOT_COMPARED of two evaluations, computed by hand."""
 
 import math
 import random
@@ -31,9 +31,9 @@ def judged(base: TaskResult, candidate: TaskResult) -> Outcome:
     ("num_lost", "num_items", "expected"),
     [
         (0, 400, Outcome.PASS),
-        (0, 100, Outcome.UNDERPOWERED),  # 133 items would exclude 2 %
+        (0, 100, Outcome.NOT_COMPARED),  # 133 items would exclude 2 %
         (6, 400, Outcome.FAIL),  # p of six heads of six: 1.6 %
-        (4, 400, Outcome.UNDERPOWERED),  # p = 6 %
+        (4, 400, Outcome.NOT_COMPARED),  # p = 6 %
         (4, 4000, Outcome.PASS),
     ],
 )
@@ -65,7 +65,7 @@ def test_log_probabilities_detect_drops_without_lost_answers(
     [
         (0.0, Outcome.PASS, "): less than 0.0010"),
         (0.0005, Outcome.PASS, "): less than 0.0010"),
-        (0.001, Outcome.UNDERPOWERED, "items cannot decide if this is less than 0.0010"),
+        (0.001, Outcome.NOT_COMPARED, "items cannot decide if this is less than 0.0010"),
         (0.002, Outcome.FAIL, "more than 0.0010, so it is a different model"),
     ],
 )
@@ -109,9 +109,10 @@ def test_underpowered_reports_the_needed_items() -> None:
     # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 100))² / 0.02²
     assert measure.items_needed == 322
     verdict, _ = verdict_of(found)
-    assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.UNDERPOWERED
+    assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
     told = "100 items cannot exclude a drop of 2.0%; about 322 would if the candidate is as good"
-    assert told in str(verdict.levels["sums"].reason)
+    values = "acc 100.0% -> 100.0%, difference +0.0% (-2.6% to +2.6%)"
+    assert verdict.levels["sums"].reason == f"underpowered: {values}: {told}"
 
 
 def test_certain_drop_passes_if_a_drop_of_the_margin_is_excluded() -> None:
@@ -154,7 +155,7 @@ def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
         for measure in simulated(rng).tasks[0].measures:
             asked = re.search(r"([\d,]+) items cannot", measure_in_words(measure))
             enough = re.search(r"about ([\d,]+) would", measure_in_words(measure))
-            assert (asked is not None) is (measure.judged is Outcome.UNDERPOWERED)
+            assert (asked is not None) is (measure.judged is Outcome.NOT_COMPARED)
             assert (enough is not None) is (measure.items_needed is not None)
             if asked and enough:
                 assert int(enough[1].replace(",", "")) > int(asked[1].replace(",", ""))
@@ -168,7 +169,10 @@ def test_underpowered_pool_forbids_pass() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
     few = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
     pooled = replace(found, pools=(replace(few.tasks[0], name="all"),))
-    assert pooled.judged is verdict_of(pooled)[0].verdict is Outcome.UNDERPOWERED
+    assert pooled.judged is verdict_of(pooled)[0].verdict is Outcome.NOT_COMPARED
+    assert pooled.is_underpowered
+    nothing = replace(found.tasks[0], judged=Outcome.NOT_COMPARED, problem="not asked")
+    assert not replace(pooled, tasks=(nothing,)).is_underpowered
 
 
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
@@ -234,7 +238,7 @@ def suite(num_tasks: int, num_lost: int, num_items: int = 50, num_right: int = 4
 def test_drop_too_small_for_each_of_many_tasks_fails_together() -> None:
     found = compare(suite(20, 0), suite(20, 4), TERMS)
     assert found.judged is Outcome.FAIL
-    assert {one.judged for one in found.tasks} == {Outcome.UNDERPOWERED}
+    assert {one.judged for one in found.tasks} == {Outcome.NOT_COMPARED}
     (pool,) = found.pools
     (measure,) = pool.measures
     assert (pool.name, measure.num_items) == ("all tasks", 1_000)
@@ -251,14 +255,14 @@ def test_tasks_too_small_to_decide_alone_pass_together() -> None:
         verdict.levels["t3"].reason
     )
     # Two tasks are 100 items, and 133 would exclude 2 %.
-    assert compare(suite(2, 0), suite(2, 0), TERMS).judged is Outcome.UNDERPOWERED
+    assert compare(suite(2, 0), suite(2, 0), TERMS).judged is Outcome.NOT_COMPARED
 
 
 @pytest.mark.parametrize(
     ("num_lost", "expected"),
     [
         (16, Outcome.FAIL),  # p = 1.5e-5, 1.8e-3 corrected
-        (10, Outcome.UNDERPOWERED),  # p = 1e-3: 0.06 among 60 tasks
+        (10, Outcome.NOT_COMPARED),  # p = 1e-3: 0.06 among 60 tasks
         (3, Outcome.PASS),  # p = 1/8, as one in eight tasks of an equal model
     ],
 )

@@ -20,11 +20,10 @@ def test_choice_must_be_better_than_a_guess() -> None:
 def test_few_items_are_underpowered() -> None:
     # Three of four right have p = 0.051 under a guess of a quarter.
     verdict = judge_scores(evaluation(task(answered(3, 4).items, chance=0.25)))
-    assert verdict.verdict is Outcome.UNDERPOWERED
-    assert "too few items to tell it from a guess (4 of 58)" in (
-        verdict.levels["sums"].reason or ""
-    )
-    assert verdict.headline == "sums: too few items to decide."
+    assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
+    reason = str(verdict.levels["sums"].reason)
+    assert reason.startswith("underpowered: too few items to tell it from a guess (4 of 58)")
+    assert verdict.headline == "underpowered: too few items to decide sums."
     assert judge_scores(evaluation(task(answered(4, 4).items, chance=0.25))).passed
 
 
@@ -49,8 +48,10 @@ def test_evaluation_without_tasks_is_not_a_pass() -> None:
 
 
 def test_task_without_items_is_not_a_pass() -> None:
-    verdict = judge_scores(evaluation(task([], name="empty"), answered(90, 100)))
-    assert verdict.verdict is Outcome.NOT_COMPARED
+    few = task(answered(3, 4).items, name="few", chance=0.25)
+    verdict = judge_scores(evaluation(task([], name="empty"), few, answered(90, 100)))
+    assert verdict.verdict is verdict.levels["empty"].verdict is Outcome.NOT_COMPARED
+    assert verdict.headline == "empty, few: not compared."
 
 
 def test_generated_text_of_a_model_that_gives_nan_fails() -> None:

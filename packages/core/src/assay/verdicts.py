@@ -1,4 +1,4 @@
-"""The result of a command: a verdict with one of four outcomes, and its measurements."""
+"""The result of a command: a verdict with one of three outcomes, and its measurements."""
 
 import math
 from collections.abc import Iterable
@@ -27,15 +27,13 @@ class Outcome(StrEnum):
     """The outcome of a verdict, and of each of its levels, the worst last."""
 
     PASS = "PASS"  # noqa: S105 - not a password
-    UNDERPOWERED = "UNDERPOWERED"
-    """Compared, with too few items to decide."""
     NOT_COMPARED = "NOT_COMPARED"
     FAIL = "FAIL"
 
     @property
     def exit_code(self) -> int:
         """Return the exit code of the command line for this outcome."""
-        return {Outcome.PASS: 0, Outcome.FAIL: 1}.get(self, 3)
+        return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
 
     @property
     def severity(self) -> int:
@@ -115,7 +113,7 @@ class Level(Record):
     verdict: Outcome | None
     """Null if the level was not run."""
     reason: str | None = None
-    """The cause in words. Required of a level that was not run or did not decide."""
+    """The cause in words. Required of a level that was not compared or not run."""
     compared: int = 0
 
     @model_validator(mode="before")
@@ -125,7 +123,7 @@ class Level(Record):
 
     @model_validator(mode="after")
     def _require_reason(self) -> Self:
-        if self.verdict not in (Outcome.PASS, Outcome.FAIL) and not self.reason:
+        if self.verdict in (None, Outcome.NOT_COMPARED) and not self.reason:
             raise ValueError(f"a level that is {self.verdict or 'not run'} needs a reason")
         return self
 

@@ -229,7 +229,7 @@ def suite_process(
             end_command(process)
 
 
-Speed = Literal["slower", "not slower", "UNDERPOWERED"]
+Speed = Literal["slower", "not slower", "underpowered"]
 
 # Confidence of the interval for any symmetric distribution of the log ratios.
 CONFIDENCE = 0.95
@@ -276,11 +276,11 @@ def judge_speed(lower: float, upper: float, margin: float) -> Speed:
     """Judge if B is slower by more than `margin`, a share: 0.05 for 5 %.
 
     lower, upper: interval of the time of B relative to A.
-    Returns: UNDERPOWERED if the interval contains 1 + margin, so that more blocks are needed.
+    Returns: underpowered if the interval contains 1 + margin, so that more blocks are needed.
     """
     if lower > 1 + margin:
         return "slower"
-    return "not slower" if upper < 1 + margin else "UNDERPOWERED"
+    return "not slower" if upper < 1 + margin else "underpowered"
 
 
 class Block(Record):
@@ -354,9 +354,7 @@ def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> 
     speeds = {suite.speed for suite in suites}
     if "slower" in speeds:
         return Outcome.FAIL
-    if not_compared or not suites:
-        return Outcome.NOT_COMPARED
-    return Outcome.UNDERPOWERED if "UNDERPOWERED" in speeds else Outcome.PASS
+    return Outcome.PASS if speeds == {"not slower"} and not not_compared else Outcome.NOT_COMPARED
 
 
 Side = Literal["A", "B"]
@@ -562,9 +560,9 @@ def comparison_line(result: EnvironmentComparison) -> str:
         case Outcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
             words = f"B takes more than {limit:g} times as long as A in {slower}"
-        case Outcome.UNDERPOWERED:
+        case _ if result.suites and not result.not_compared:
             words = (
-                f"an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
+                f"underpowered: an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
                 " the intervals, and an idle machine can narrow them further"
             )
         case _:

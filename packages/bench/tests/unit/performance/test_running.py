@@ -17,11 +17,13 @@ from assay_bench.performance.running import (
     NUM_QUADS,
     Block,
     Environment,
+    EnvironmentComparison,
     Speed,
     SuiteComparison,
     compare_blocks,
     compare_environments,
     compare_suite,
+    comparison_line,
     judge_speed,
     overall,
     ratio_interval,
@@ -48,25 +50,30 @@ def test_ratio_of_a_block_uses_the_fastest_rounds() -> None:
 
 def test_contradicting_blocks_are_underpowered() -> None:
     pairs = [(1.0, 1.5), (1.5, 1.0)] * 3
-    assert compare_suite("prefill", blocks_of(pairs), margin=0.05).speed == "UNDERPOWERED"
+    assert compare_suite("prefill", blocks_of(pairs), margin=0.05).speed == "underpowered"
 
 
 @pytest.mark.parametrize(
-    ("speeds", "not_compared", "outcome", "code"),
+    ("speeds", "not_compared", "told"),
     [
-        (["not slower", "not slower"], {}, "PASS", 0),
-        (["not slower", "slower", "UNDERPOWERED"], {}, "FAIL", 1),
-        (["slower"], {"decode": "B"}, "FAIL", 1),
-        (["not slower", "UNDERPOWERED"], {}, "UNDERPOWERED", 3),
-        (["not slower"], {"decode": "B"}, "NOT_COMPARED", 3),
-        ([], {}, "NOT_COMPARED", 3),
+        (["not slower", "not slower"], {}, "PASS: every suite"),
+        (["not slower", "slower", "underpowered"], {}, "FAIL: B takes more"),
+        (["slower"], {"decode": "B"}, "FAIL: B takes more"),
+        (["not slower", "underpowered"], {}, "NOT_COMPARED: underpowered: an interval contains"),
+        (["not slower"], {"decode": "B"}, "NOT_COMPARED: some suites ran on only one side"),
+        (["underpowered"], {"decode": "B"}, "NOT_COMPARED: some suites ran on only one side"),
+        ([], {}, "NOT_COMPARED"),
     ],
 )
 def test_pass_needs_every_suite_not_slower(
-    speeds: list[Speed], not_compared: dict[str, str], outcome: str, code: int
+    speeds: list[Speed], not_compared: dict[str, str], told: str
 ) -> None:
-    found = overall([comparison(speed) for speed in speeds], not_compared)
-    assert (found, found.exit_code) == (outcome, code)
+    suites = [comparison(speed) for speed in speeds]
+    found = EnvironmentComparison(
+        verdict=overall(suites, not_compared), margin=0.05, suites=suites, blocks=[],
+        not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
+    )  # fmt: skip
+    assert comparison_line(found).startswith(told)
 
 
 def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:
@@ -202,10 +209,10 @@ def test_five_blocks_are_too_few() -> None:
     ("interval", "speed"),
     [
         ((1.06, 1.10), "slower"),
-        ((1.04, 1.06), "UNDERPOWERED"),
-        ((0.98, 1.20), "UNDERPOWERED"),
-        ((1.05, 1.20), "UNDERPOWERED"),
-        ((0.90, 1.05), "UNDERPOWERED"),
+        ((1.04, 1.06), "underpowered"),
+        ((0.98, 1.20), "underpowered"),
+        ((1.05, 1.20), "underpowered"),
+        ((0.90, 1.05), "underpowered"),
         ((1.01, 1.04), "not slower"),
         ((0.50, 0.60), "not slower"),
     ],

@@ -23,7 +23,6 @@ from assay.verdicts import Outcome
 
 JUNIT_FILE, SUMMARY_FILE = "junit.xml", "summary.md"
 
-# 3 is also UNDERPOWERED, which the report of the run shows.
 _WORDS = {0: "PASS", 1: "FAIL", 2: "error", 3: "NOT_COMPARED"}
 _ERROR = 2
 _MESSAGE = "assay: "  # begins the one line by which a command ends with an error

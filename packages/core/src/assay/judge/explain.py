@@ -194,18 +194,13 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """Put `verdict` into words."""
     if verdict.headline:
         headline = verdict.headline
-        details = _list_reasons(
-            verdict, Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.UNDERPOWERED, None
-        )
+        details = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
         headline, details = "The loaded model equals its files.", [_describe_compared(verdict)]
     elif verdict.verdict is Outcome.PASS:
         headline, details = _headline_of_pass(verdict.coverage), _explain_pass(verdict, evidence)
-    elif verdict.verdict is Outcome.UNDERPOWERED:
-        headline = "Too few items to decide: this is not a pass."
-        details = [_describe_compared(verdict), *_list_reasons(verdict, verdict.verdict)]
     else:
         headline = _headline_of_gaps(verdict.coverage)
         details = _explain_not_compared(verdict)

@@ -118,7 +118,7 @@ def list_diagnoses() -> list[tuple[str, str, str]]:
 
 
 # Signs in addition to colors, which some readers do not see.
-OUTCOME_SIGNS = {one: {Outcome.PASS: "✓", Outcome.FAIL: "✗"}.get(one, "?") for one in Outcome}
+OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
 LEVEL_QUESTIONS = {
     "completeness": "Do both dumps hold everything?",

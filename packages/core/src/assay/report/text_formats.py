@@ -17,10 +17,7 @@ from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome
 
 # Colors that also differ in brightness, in addition to the word.
-_STYLES = dict.fromkeys(Outcome, "bold yellow") | {
-    Outcome.PASS: "bold blue",
-    Outcome.FAIL: "bold red",
-}
+_STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
 
 # Number of columns, more than any row has.
 _UNLIMITED = 100_000

@@ -61,7 +61,7 @@ def test_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> Non
     with pytest.raises(UnreadableFileError) as caught:
         read_report(folder)
     assert str(caught.value) == (
-        f"{path}: verdict: Input should be 'PASS', 'UNDERPOWERED', 'NOT_COMPARED' or 'FAIL'"
+        f"{path}: verdict: Input should be 'PASS', 'NOT_COMPARED' or 'FAIL'"
     )
 
 
