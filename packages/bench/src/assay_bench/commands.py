@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.api.options import Model, Option, TrustRemoteCode
-from assay.cli.derived_commands import with_options
+from assay.cli.derived_commands import GroupedCommand, with_options
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ app = typer.Typer(
 )
 
 _Run = Annotated[str, Option("Device and dtype: cpu/bfloat16.", "RUN")]
-_Output = Annotated[Path | None, Option("Default: runs/<time>-bench-<command>.", "DIR")]
+_Output = Annotated[
+    Path | None, Option("Default: runs/<time>-bench-<command>.", "DIR", group="Output")
+]
 _AsJson = Annotated[bool, Option("Print the result as JSON and nothing else.")]
 _Suites = Annotated[list[str] | None, Option("Repeatable. Default: all.", "NAME")]
 
@@ -28,12 +30,15 @@ _Suite = Annotated[
     Option(
         "Tasks, and margins for a comparison: offline, retrained, core, leaderboard.",
         "NAME|FILE.toml",
+        group="Tasks",
     ),
 ]
 _Margin = Annotated[
     float | None,
     Option(
-        "Largest acceptable drop in accuracy: 0.02 is 2 points. Default: from the suite.", "SHARE"
+        "Largest acceptable drop in accuracy: 0.02 is 2 points. Default: from the suite.",
+        "SHARE",
+        group="Judgment",
     ),
 ]
 _MarginNats = Annotated[
@@ -58,7 +63,7 @@ _Movement = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def perf(
     *,
@@ -92,7 +97,7 @@ def perf(
         print_text(f"{result.machine}; samples: {folder.path}")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def ab(
     environments: Annotated[
@@ -104,10 +109,16 @@ def ab(
     model: Model = "micro:llama",
     suite: _Suites = None,
     margin: Annotated[
-        float, Option("Largest acceptable slow-down, as a share: 0.05 is 5 %.", minimum=0.0)
+        float,
+        Option(
+            "Largest acceptable slow-down, as a share: 0.05 is 5 %.",
+            "SHARE",
+            minimum=0.0,
+            group="Judgment",
+        ),
     ] = 0.05,
     blocks: Annotated[
-        int, Option("New processes of A and of B. More blocks narrow the interval.")
+        int, Option("New processes of A and of B. More blocks narrow the interval.", "N")
     ] = 10,
     output: _Output = None,
     as_json: _AsJson = False,
@@ -147,12 +158,16 @@ def ab(
     raise typer.Exit(result.verdict.exit_code)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def run(  # noqa: PLR0913 - one for each option
     *,
     model: Model = "micro:llama",
     run: _Run = "cpu/float32",
+    candidate_setup: Annotated[
+        str | None, Option("Call FUNC with the loaded model.", "FILE.py:FUNC")
+    ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     suite: _Suite = "offline",
     task: Annotated[
         list[str] | None, Option("Run this task, not a suite; repeatable.", "NAME|FILE.yaml")
@@ -160,13 +175,12 @@ def run(  # noqa: PLR0913 - one for each option
     limit: Annotated[
         int | None, Option("Ask only the first N documents of each task.", "N", minimum=1)
     ] = None,
-    candidate_setup: Annotated[
-        str | None, Option("Call FUNC with the loaded model.", "FILE.py:FUNC")
-    ] = None,
     model_backend: Annotated[
         str | None,
         Option(
-            "Use a model class of lm-eval with --model-args: hf, vllm, local-completions.", "NAME"
+            "Use a model class of lm-eval with --model-args: hf, vllm, local-completions.",
+            "NAME",
+            group="Model classes of lm-eval",
         ),
     ] = None,
     model_args: Annotated[
@@ -175,7 +189,6 @@ def run(  # noqa: PLR0913 - one for each option
     processes: Annotated[
         int, Option("Backend copies that share the documents (accelerate).", "N", minimum=1)
     ] = 1,
-    trust_remote_code: TrustRemoteCode = False,
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -226,7 +239,7 @@ def run(  # noqa: PLR0913 - one for each option
     finish(folder, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def tune(
     recipe: Annotated[str, Option("A recipe file, or the shipped recipe: micro.", "RECIPE.toml")],
@@ -238,7 +251,9 @@ def tune(
     output: Annotated[
         Path | None,
         Option(
-            "Default: runs/<time>-bench-tune. An interrupted run continues in its folder.", "DIR"
+            "Default: runs/<time>-bench-tune. An interrupted run continues in its folder.",
+            "DIR",
+            group="Output",
         ),
     ] = None,
     as_json: _AsJson = False,
@@ -266,7 +281,7 @@ def tune(
     finish(folder, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def selftest(
     *,
@@ -296,7 +311,7 @@ def selftest(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def compare(  # noqa: PLR0913 - one for each option
     base: Annotated[
@@ -305,13 +320,13 @@ def compare(  # noqa: PLR0913 - one for each option
     candidate: Annotated[Path, Option("Same kinds; is judged.", "CANDIDATE")],
     *,
     suite: _Suite = "offline",
-    margin: _Margin = None,
-    margin_nats: _MarginNats = None,
-    movement: _Movement = None,
     metric: _Metrics = None,
     cluster: Annotated[
         list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
     ] = None,
+    margin: _Margin = None,
+    margin_nats: _MarginNats = None,
+    movement: _Movement = None,
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -340,7 +355,7 @@ def compare(  # noqa: PLR0913 - one for each option
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_options
 def accept(
     evaluation: Annotated[Path, Option("Folder of a run, or --output_path of lm-eval.", "RUN")],
@@ -348,7 +363,7 @@ def accept(
     *,
     suite: _Suite = "offline",
     name: Annotated[
-        str | None, Option("Model name in reports. Default: from the run.", "TEXT")
+        str | None, Option("Model name in reports. Default: from the run.", "TEXT", group="Record")
     ] = None,
     approved_by: Annotated[str | None, Option("Who approves the baseline.", "NAME")] = None,
     reason: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from assay.api.options import Option
-from assay.cli.derived_commands import with_options
+from assay.cli.derived_commands import GroupedCommand, with_options
 from assay.output.streams import print_error, print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
@@ -29,13 +29,17 @@ def data(  # noqa: PLR0913 - one for each option
     ] = None,
     *,
     render: Annotated[
-        str | None, Option("(tokenizer, messages, max_length) -> ids and labels.", _OWN)
+        str | None,
+        Option("(tokenizer, messages, max_length) -> ids and labels.", _OWN, group="Chats"),
     ] = None,
     truncation: Annotated[
         Truncation | None,
         Option("Declare how long chats are cut. Default: any of these ways passes."),
     ] = None,
-    collator: Annotated[str | None, Option("(tokenizer) -> collator that pads.", _OWN)] = None,
+    trust_remote_code: Annotated[bool, Option("Run code from the model's repository.")] = False,
+    collator: Annotated[
+        str | None, Option("(tokenizer) -> collator that pads.", _OWN, group="Collators")
+    ] = None,
     packing: Annotated[
         str | None, Option("(tokenizer) -> collator that packs samples into rows.", _OWN)
     ] = None,
@@ -43,21 +47,27 @@ def data(  # noqa: PLR0913 - one for each option
         FeatureKind, Option("Samples for collators: with masked labels, or without labels.")
     ] = "masked",
     sampler: Annotated[
-        str | None, Option("(plan, resumed) -> epochs of batches of sample numbers.", _OWN)
+        str | None,
+        Option("(plan, resumed) -> epochs of batches of sample numbers.", _OWN, group="Samplers"),
     ] = None,
     batch_sampler: Annotated[
         str | None, Option("The same with a token budget per batch.", _OWN)
     ] = None,
     accumulation: Annotated[
         str | None,
-        Option("(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.", _OWN),
+        Option(
+            "(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.",
+            _OWN,
+            group="Accumulation and workers",
+        ),
     ] = None,
     loader: Annotated[
         str | None, Option("(dataset, num_workers, rank) -> DataLoader with your seeding.", _OWN)
     ] = None,
     dataset: Annotated[str | None, Option("(samples) -> dataset with random items.", _OWN)] = None,
-    trust_remote_code: Annotated[bool, Option("Run code from the model's repository.")] = False,
-    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-data.", "DIR")] = None,
+    output: Annotated[
+        Path | None, Option("Default: runs/<time>-smoke-data.", "DIR", group="Output")
+    ] = None,
     as_json: Annotated[bool, Option("Print the verdict as JSON and nothing else.")] = False,
 ) -> None:
     """Find broken properties of a training run's data side, each with its smallest case.
@@ -107,7 +117,9 @@ def data(  # noqa: PLR0913 - one for each option
 @with_options
 def plan(  # noqa: PLR0913 - one for each option
     *,
-    vendor: Annotated[str, Option("Vendor of the cards; a wrong name lists them.", "NAME")] = "cpu",
+    vendor: Annotated[
+        str, Option("Vendor of the cards; a wrong name lists them.", "NAME", group="Cases")
+    ] = "cpu",
     cards: Annotated[int, Option("Largest number of cards per case.", "N")] = 4,
     coverage: Annotated[
         Literal["one", "pairwise", "full"],
@@ -123,12 +135,15 @@ def plan(  # noqa: PLR0913 - one for each option
         typer.Option("-k", metavar="EXPR", help="Take only matching ids, as in `pytest -k`."),
     ] = None,
     history: Annotated[
-        Path | None, Option("Recorded runs. Default: in the user's cache.", "FILE")
+        Path | None,
+        Option("Recorded runs. Default: in the user's cache.", "FILE", group="Estimates"),
     ] = None,
     machine: Annotated[
         str | None, Option("Machine whose recorded runs count. Default: this kind.", "KIND")
     ] = None,
-    refused: Annotated[bool, Option("Also show refused combinations and reasons.")] = False,
+    refused: Annotated[
+        bool, Option("Also show refused combinations and reasons.", group="Output")
+    ] = False,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the cases that `assay smoke run` would run, why, how long, and what it leaves out.
@@ -182,7 +197,8 @@ def run(  # noqa: PLR0913 - one for each option
     ] = None,
     *,
     plan: Annotated[
-        Path | None, Option("Run the plan that `assay smoke plan --json` wrote.", "FILE")
+        Path | None,
+        Option("Run the plan that `assay smoke plan --json` wrote.", "FILE", group="Cases"),
     ] = None,
     extra: Annotated[
         list[str] | None,
@@ -190,15 +206,12 @@ def run(  # noqa: PLR0913 - one for each option
             "--with", metavar="command:FILE.toml", help="Also run this library; repeatable."
         ),
     ] = None,
-    device: Annotated[str, Option("Device to train on, as in `assay devices`.", "DEVICE")] = "cpu",
-    run: Annotated[
-        str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
-    ] = None,
     coverage: Annotated[
         _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.")
     ] = "pairwise",
     cards: Annotated[
-        int | None, Option("Most ranks per case. Default: 4 on a CPU, else all devices.", minimum=1)
+        int | None,
+        Option("Most ranks per case. Default: 4 on a CPU, else all devices.", "N", minimum=1),
     ] = None,
     budget: Annotated[
         str | None, Option("Run the most valuable cases in this time.", "30m")
@@ -206,6 +219,12 @@ def run(  # noqa: PLR0913 - one for each option
     keyword: Annotated[
         str | None,
         typer.Option("-k", metavar="EXPR", help="Run only matching ids, as in `pytest -k`."),
+    ] = None,
+    device: Annotated[
+        str, Option("Device to train on, as in `assay devices`.", "DEVICE", group="Training")
+    ] = "cpu",
+    run: Annotated[
+        str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
     ] = None,
     trainer: Annotated[
         str | None,
@@ -217,7 +236,9 @@ def run(  # noqa: PLR0913 - one for each option
     timeout: Annotated[
         float, Option("Limit of each world of ranks; a case has up to five.", "SECONDS", minimum=1)
     ] = 300.0,
-    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-run.", "DIR")] = None,
+    output: Annotated[
+        Path | None, Option("Default: runs/<time>-smoke-run.", "DIR", group="Output")
+    ] = None,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Test whether training survives setup, steps, checkpoint, resume and teardown, in every feature.
@@ -273,6 +294,6 @@ def _tell(result: "CaseResult", number: int, total: int) -> None:
 app = typer.Typer(
     no_args_is_help=True, help="Train a few steps through setup, checkpoint, teardown and resume."
 )
-app.command()(plan)
-app.command()(run)
-app.command()(data)
+app.command(cls=GroupedCommand)(plan)
+app.command(cls=GroupedCommand)(run)
+app.command(cls=GroupedCommand)(data)
