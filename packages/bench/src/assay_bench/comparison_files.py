@@ -68,7 +68,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
             ),
         ],
         compared_unit="items",
-        headline=f"{UNDERPOWERED}." if comparison.is_underpowered else None,
+        headline=_headline(comparison),
         unmatched=Unmatched(
             expected=[
                 one for one in base.tasks if comparison.refused or one not in candidate.tasks
@@ -78,6 +78,18 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
     )
     rows = [_row_of(one.name, measure) for one in comparison.parts for measure in one.measures]
     return verdict, rows
+
+
+def _headline(comparison: EvaluationComparison) -> str | None:
+    if comparison.is_underpowered:
+        return f"{UNDERPOWERED}."
+    if comparison.judged is not Outcome.PASS:
+        return None
+    num_items = sum(_num_compared(task) for task in comparison.tasks)
+    return (
+        f"Not worse by the margin: {num_items:,} items exclude such a difference"
+        f" (error rate {comparison.terms.significance:.0%} per measure)."
+    )
 
 
 def measure_in_words(measure: Measure) -> str:
@@ -131,9 +143,12 @@ def _level_of(task: TaskComparison) -> LevelResult:
     unsure = [m for m in task.measures if m.judged is Outcome.NOT_COMPARED]
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
-    compared = max((measure.num_items for measure in task.measures), default=0)
-    compared *= not task.members  # a pool has the items of its tasks
+    compared = 0 if task.members else _num_compared(task)  # a pool has the items of its tasks
     return LevelResult(Level(verdict=task.judged, reason=reason, compared=compared))
+
+
+def _num_compared(task: TaskComparison) -> int:
+    return max((measure.num_items for measure in task.measures), default=0)
 
 
 def _row_of(task: str, measure: Measure) -> Measurement:

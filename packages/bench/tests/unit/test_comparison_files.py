@@ -48,6 +48,17 @@ def test_a_comparison_leaves_its_verdict_as_json_and_as_text(
     assert judged in (tmp_path / "comparison.md").read_text()
 
 
+def test_a_pass_says_what_was_tested() -> None:
+    # Two tasks of 500 and 250 items without a change.
+    side = evaluation(answered(400, 500), replace(answered(200, 250), name="more"))
+    terms = Terms(accuracy=0.02, significance=0.1)
+    verdict, _ = verdict_of(compare(side, side, terms))
+    assert verdict.verdict == "PASS"
+    assert verdict.headline == (
+        "Not worse by the margin: 750 items exclude such a difference (error rate 10% per measure)."
+    )
+
+
 def test_an_underpowered_comparison_has_one_name_everywhere(tmp_path: Path) -> None:
     for name, num_right in (("before", 100), ("after", 99)):
         side = evaluation(answered(num_right, 100))
