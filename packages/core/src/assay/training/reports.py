@@ -1,9 +1,10 @@
 """Options and answers of the processes of `assay check train`. Importing it imports no torch."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
@@ -169,14 +170,41 @@ class StepRecord(Record):
     """Number of times that the trainer skipped the step before it made it."""
 
 
+class LossCurve(Record):
+    """Losses in nats per label token, and gradient norms before clipping, by step."""
+
+    losses: list[Number] = Field(default_factory=list)
+    grad_norms: list[Number] = Field(default_factory=list)
+    first_step: int = 0
+
+    @classmethod
+    def of(cls, steps: Sequence[StepReport | StepRecord], first_step: int = 0) -> Self:
+        """Return the curve of `steps`, numbered from `first_step`."""
+        return cls(
+            losses=[float(step.loss) for step in steps],
+            grad_norms=[float(step.grad_norm) for step in steps],
+            first_step=first_step,
+        )
+
+    @property
+    def observed_norms(self) -> list[float]:
+        """Return the gradient norms, or none if the trainer does not observe them.
+
+        Then all norms are NaN, and no loss is: NaN in a gradient spoils the loss of the next step.
+        """
+        is_hidden = all(map(math.isnan, self.grad_norms)) and not any(map(math.isnan, self.losses))
+        return [] if is_hidden else self.grad_norms
+
+
 class ReferenceReport(Record):
     """The answer of the trusted process, in addition to the files of the golden."""
 
     model: dict[str, Any]
     reference: dict[str, Any]
-    yardstick_losses: list[Number]
+    yardstick: LossCurve
     """Of the recorded steps, between which the state is rounded to the candidate's dtype."""
-    noise_losses: list[Number]
+    noise: LossCurve
+    """Of the free noise run."""
     noise_trajectory: list[TrajectoryRecord]
     num_tokens: list[int]
     num_rows: list[list[int]]
@@ -349,18 +377,6 @@ class TrainerReport:
 
 # Folder of the candidate's trained weights, below the folder that the candidate writes to.
 TRAINED = "trained"
-
-
-class LossCurve(Record):
-    """Losses in nats per label token, and gradient norms before clipping, by step."""
-
-    losses: list[Number] = Field(default_factory=list)
-    grad_norms: list[Number] = Field(default_factory=list)
-
-    def add(self, step: StepReport) -> None:
-        """Add a step."""
-        self.losses.append(float(step.loss))
-        self.grad_norms.append(float(step.grad_norm))
 
 
 class Memorization(Record):

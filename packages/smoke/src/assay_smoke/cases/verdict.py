@@ -29,6 +29,7 @@ from assay.training.judging.free_run import (
     judge_replicas,
     judge_trajectory,
     notes_on_rounding,
+    rows_of_free_run,
     trajectory_gap,
 )
 from assay.training.reports import FreeRun, StepRecord, TrainOptions
@@ -149,16 +150,17 @@ def _judge_movement(evidence: CaseEvidence) -> LevelResult:
 
 
 def _judge_losses(evidence: CaseEvidence) -> LevelResult:
+    curves = rows_of_free_run(evidence.free)
     for rank, answer in enumerate(evidence.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
             if not math.isfinite(step.loss):
                 reason = f"loss {step.loss} in step {step.step}"
                 location = Location(phase="forward", step=step.step, rank=rank)
-                return failed(1, reason, "non-finite", location)
+                return failed(1, reason, "non-finite", location).with_rows(curves)
     judged, notes = judge_losses(evidence.free)
     if judged is None:
-        return not_compared(notes[0]).with_rows([], notes)
-    return _by_ratios("loss", evidence, [judged], notes)
+        return not_compared(notes[0]).with_rows(curves, notes)
+    return _by_ratios("loss", evidence, [judged], notes).with_rows(curves)
 
 
 def _judge_updates(evidence: CaseEvidence) -> LevelResult:

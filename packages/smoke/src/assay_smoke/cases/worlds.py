@@ -35,6 +35,7 @@ from assay.training.replay.determinism import comparable
 from assay.training.replay.step_values import count_rows
 from assay.training.reports import (
     FreeRun,
+    LossCurve,
     ModelReport,
     ReferenceReport,
     StepRecord,
@@ -161,8 +162,8 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
     report = ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
-        yardstick_losses=[step.loss for step in recorded],
-        noise_losses=[step.loss for step in free],
+        yardstick=LossCurve.of(recorded),
+        noise=LossCurve.of(free),
         noise_trajectory=trajectory_of(noise.trainer.model, end),
         num_tokens=[step.num_tokens for step in recorded],
         num_rows=count_rows(batches),

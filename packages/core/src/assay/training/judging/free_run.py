@@ -20,7 +20,7 @@ from assay.training.judging.evidence import (
     location_of_parameter,
 )
 from assay.training.protocol import PHASE_METHODS
-from assay.training.reports import FreeRun, HeldPart, StateValue, TrainerReport
+from assay.training.reports import FreeRun, HeldPart, LossCurve, StateValue, TrainerReport
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Ratio
 
 # In 16 bits the noise of a few losses is never small by chance, as it is at least half a unit: a fourth
@@ -42,9 +42,9 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     The allowed error is that of the noise run's losses times the weight drift. Errors are root mean
     squares over the steps, because there are only a few losses.
     """
-    expected = evidence.reference.yardstick_losses
+    expected = evidence.reference.yardstick.losses
     actual = [step.loss for step in evidence.report.free.steps]
-    noise = evidence.reference.noise_losses
+    noise = evidence.reference.noise.losses
     if _draws_on_ranks(evidence):
         note = (
             "losses of the free run are not compared: each rank draws the numbers of its own"
@@ -175,6 +175,31 @@ def relative_error_of_losses(actual: list[float], expected: list[float]) -> floa
     """Return the root mean square of the relative errors of the losses."""
     squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
+
+
+def rows_of_free_run(evidence: FreeEvidence) -> list[Measurement]:
+    """Return the curves of the free run, which resumed at a step, and of the noise run."""
+    free = evidence.report.free
+    resumed = LossCurve.of(free.resumed, evidence.options.resume_at)
+    curves = {"candidate": LossCurve.of(free.steps), "noise": evidence.reference.noise}
+    return rows_of_curves(curves | {"resumed": resumed}, evidence.reference.yardstick)
+
+
+def rows_of_curves(curves: Mapping[str, LossCurve], yardstick: LossCurve) -> list[Measurement]:
+    """Return loss and gradient norm of each step with the yardstick's, by side, for display only."""
+    phases: dict[str, Phase] = {"loss": "forward", "gradients": "clip"}
+    return [
+        Measurement(
+            level=level, module="", port=port, phase=phases[level], step=step,
+            statistic=f"{side}-{port}", actual=value, expected=expected[step], ratio=math.nan,
+        )
+        for side, curve in curves.items()
+        for level, port, actual, expected in (
+            ("loss", "loss", curve.losses, yardstick.losses),
+            ("gradients", "grad-norm", curve.observed_norms, yardstick.grad_norms),
+        )
+        for step, value in enumerate(actual, curve.first_step)
+    ]  # fmt: skip
 
 
 def judge_checkpoint(evidence: FreeEvidence) -> LevelResult:

@@ -63,6 +63,7 @@ from assay.training.judging.free_run import (
     judge_trajectory,
     notes_on_masks,
     notes_on_rounding,
+    rows_of_free_run,
     trajectory_gap,
 )
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
@@ -135,7 +136,7 @@ def _judge(
         for name in _GROUPS_OF_LEVEL
     }
     results |= {"replicas": replicas, "checkpoint": checkpoint}
-    results["loss"].notes += loss_notes
+    results["loss"] = results["loss"].with_rows(rows_of_free_run(evidence), loss_notes)
     results["updates"].notes += notes_on_rounding(evidence)
     results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
@@ -246,7 +247,7 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
         return f"the noise run itself is not finite there: {name_some(broken)}"
     if name == "updates" and (gap := trajectory_gap(evidence)):
         return gap
-    if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
+    if name == "loss" and not all(map(math.isfinite, evidence.reference.noise.losses)):
         return "losses of the noise run itself are not finite"
     phases = _PHASES_OF_LEVEL.get(name, ())
     seen = {*invisible, *report.replay.seen}

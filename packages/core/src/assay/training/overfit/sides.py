@@ -23,7 +23,7 @@ from assay.progress import Progress
 from assay.training.batches import IGNORED, check_batch, plan_batches
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.reference import TrustedSide, wide_dtype
-from assay.training.protocol import MicroBatch, Trainer
+from assay.training.protocol import MicroBatch, StepReport, Trainer
 from assay.training.replay.determinism import comparable, keep_no_cache
 from assay.training.reports import (
     TRAINED,
@@ -144,10 +144,8 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
     yardstick, model = side.trainer, side.trainer.model
     facts, initial = side.begin()
     drawn = torch.get_rng_state()
-    curve, noise_curve = LossCurve(), LossCurve()
     with progress.task("overfits", options.steps, "steps"):
-        for step in side.train_freely([batch] * options.steps, initial):
-            curve.add(step)
+        curve = LossCurve.of(side.train_freely([batch] * options.steps, initial))
     draws = not torch.equal(drawn, torch.get_rng_state())
     watch = UsageWatch(NullHandler())
     watch.add_parameters_of(model)
@@ -165,8 +163,7 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
     inject_state(noise.trainer, initial, device.torch_device)
     before = collect_state(noise.trainer, device.torch_device)["model"]
     with progress.task("noise run: overfits", options.steps, "steps"):
-        for step in noise.train_freely([batch] * options.steps, initial):
-            noise_curve.add(step)
+        noise_curve = LossCurve.of(noise.train_freely([batch] * options.steps, initial))
     after = collect_state(noise.trainer, device.torch_device)["model"]
     shares = {name: _share_changed(before[name], after[name]) for name in before}
     return OverfitReference(
@@ -200,13 +197,11 @@ def overfit_candidate(
     initial = read_golden_state(side.golden, 0)
     start = _start(trainer, initial, device.torch_device)
     different = differing_parameters(initial, trainer.model)
-    curve, counts = LossCurve(), set()
+    steps: list[StepReport] = []
     with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
         for _ in range(options.steps):
             with opened.errors_in("step"):
-                step = trainer.step(batch)
-            curve.add(step)
-            counts.add(int(step.num_tokens))
+                steps.append(trainer.step(batch))
             task.advance()
     end = collect_state(trainer, device.torch_device)["model"]
     # Ranks that differ in dp or tp alone gather the same weights: the first of them writes.
@@ -216,8 +211,8 @@ def overfit_candidate(
     described = describe_trainer(request.trainer, side.plan, trainer.model)
     report = OverfitCandidate(
         run=describe_run(device, run) | described,
-        curve=curve,
-        num_tokens=sorted(counts),
+        curve=LossCurve.of(steps),
+        num_tokens=sorted({int(step.num_tokens) for step in steps}),
         unmoved=unmoved,
         touched=sorted(start.keys() - set(unmoved)),
         weights_different=[name for name in different if name in start and _ADAPTER not in name],

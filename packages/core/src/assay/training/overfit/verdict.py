@@ -25,7 +25,7 @@ from assay.judge.limits import Limits
 from assay.noise import TENSOR_FLOOR
 from assay.statistics import worst_error
 from assay.training.judging.evidence import location_of_parameter
-from assay.training.judging.free_run import relative_error_of_losses
+from assay.training.judging.free_run import relative_error_of_losses, rows_of_curves
 from assay.training.overfit.sides import LABELS
 from assay.training.reports import (
     LossCurve,
@@ -151,13 +151,14 @@ def _row(
     statistic: str,
     actual: float,
     expected: float,
-    ratio: float = math.nan,
+    ratio: float,
     **facts: Any,  # noqa: ANN401 - of Measurement
 ) -> Measurement:
     """Return a row of measurements of the whole model; `facts` are further fields."""
-    values = {"actual": actual, "expected": expected, "ratio": ratio}
-    place = {"module": "", "port": "loss"}
-    return Measurement(level=LEVEL, statistic=statistic, **values | place | facts)
+    return Measurement(
+        level=LEVEL, module="", port="loss", statistic=statistic, actual=actual,
+        expected=expected, ratio=ratio, **facts,
+    )  # fmt: skip
 
 
 def _against_target(statistic: str, actual: float, target: float) -> Measurement:
@@ -183,7 +184,10 @@ class _Failure(DiagnosedFault):
 def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict and its measurements, which include the curves."""
     absent = why_not_overfit(evidence)
-    rows = _curve_rows(evidence)
+    curves = {"candidate": evidence.curve} if evidence.candidates else {}
+    rows = rows_of_curves(
+        curves | {"noise": evidence.reference.noise}, evidence.reference.yardstick
+    )
     failures: list[_Failure] = []
     notes: list[str] = []
     facts: dict[str, object] = {
@@ -375,23 +379,6 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
         )
         return _Failure("inputs-differ", Location(phase="inputs"), reason, memorization)
     return None
-
-
-def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
-    """Return both curves step by step, for display only."""
-    expected, noise = evidence.reference.yardstick, evidence.reference.noise
-    sides = [("noise", noise)]
-    if evidence.candidates:
-        sides.insert(0, ("candidate", evidence.curve))
-    return [
-        _row(f"{side}-{port}", actual, wanted, port=port, step=step)
-        for side, curve in sides
-        for port, values, yardstick in (
-            ("loss", curve.losses, expected.losses),
-            ("grad-norm", curve.grad_norms, expected.grad_norms),
-        )
-        for step, (actual, wanted) in enumerate(zip(values, yardstick, strict=True))
-    ]
 
 
 def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> DecidingNumbers:

@@ -68,7 +68,7 @@ from assay.training.replay.step_values import (
     count_rows,
     step_adamw,
 )
-from assay.training.reports import ReferenceReport, TrainCheck, TrainOptions
+from assay.training.reports import LossCurve, ReferenceReport, TrainCheck, TrainOptions
 from assay.training.state.files import (
     NOISE,
     POINTWISE,
@@ -411,8 +411,8 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
-        yardstick_losses=[step.loss for step in recorded],
-        noise_losses=[step.loss for step in free],
+        yardstick=LossCurve.of(recorded),
+        noise=LossCurve.of(free),
         noise_trajectory=trajectory,
         num_tokens=[step.num_tokens for step in recorded],
         num_rows=count_rows(batches),

@@ -29,6 +29,7 @@ from assay.training.judging.verdict import judge_training
 from assay.training.replay.step_values import RunRows
 from assay.training.reports import (
     FreeRun,
+    LossCurve,
     ReferenceReport,
     StepRecord,
     TrainerReport,
@@ -243,6 +244,7 @@ def evidence(
     options: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
     in_float32: Callable[[], ReplayResults] | None = None,
+    noise_losses: Sequence[float] = NOISE_LOSSES,
     **reference: Any,
 ) -> TrainEvidence:
     """What `ranks` measured, against the noise run; a clean run of one process if there is none.
@@ -253,7 +255,8 @@ def evidence(
         reports = [reports or report()] * max(len(ranks), 1)
     run: dict[str, Any] = {"model": "micro:llama", "steps": STEPS, "resume_at": 2}
     facts: dict[str, Any] = {
-        "model": {}, "reference": {}, "yardstick_losses": LOSSES, "noise_losses": NOISE_LOSSES,
+        "model": {}, "reference": {}, "yardstick": LossCurve.of(records(LOSSES)),
+        "noise": LossCurve.of(records(noise_losses)),
         "noise_trajectory": trajectory(), "num_tokens": [8] * STEPS, "num_rows": [[ROWS]] * STEPS, "num_trainable": len(KINDS),
         "shared": [], "load": LoadReport(compared=1),
     }  # fmt: skip

@@ -13,9 +13,18 @@ from assay.training.judging.free_run import (
     judge_losses,
     judge_trajectory,
     notes_on_rounding,
+    rows_of_curves,
+    rows_of_free_run,
 )
-from assay.training.reports import FreeRun, KeptPrecision, MovedElements, TrajectoryRecord
-from assay.verdicts import Outcome, Verdict
+from assay.training.judging.verdict import judge_training
+from assay.training.reports import (
+    FreeRun,
+    KeptPrecision,
+    LossCurve,
+    MovedElements,
+    TrajectoryRecord,
+)
+from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,
     UNIT,
@@ -118,6 +127,53 @@ def test_other_count_of_label_tokens_is_a_note_and_no_error() -> None:
     assert notes[1:] == [
         "the trainer counts [8, 8, 8] label tokens in its steps, the reference [8, 9, 8]"
     ]
+
+
+def numbers(rows: list[Measurement]) -> list[tuple[str, str, int, float, float]]:
+    return [(row.level, row.statistic, row.step, row.actual, row.expected) for row in rows]
+
+
+def test_each_step_of_the_free_run_has_a_row_beside_the_yardstick_s() -> None:
+    free = free_run(steps=records([4.5, 2.0, 1.5], grad_norm=3.0), resumed=records([1.25], 2, 2.0))
+
+    rows = rows_of_free_run(ran(free, noise_losses=[4.0, 2.5, 1.0]))
+
+    assert numbers(rows) == [
+        ("loss", "candidate-loss", 0, 4.5, 4.0), ("loss", "candidate-loss", 1, 2.0, 2.0),
+        ("loss", "candidate-loss", 2, 1.5, 1.0),
+        *(("gradients", "candidate-grad-norm", step, 3.0, 1.0) for step in range(3)),
+        ("loss", "noise-loss", 0, 4.0, 4.0), ("loss", "noise-loss", 1, 2.5, 2.0),
+        ("loss", "noise-loss", 2, 1.0, 1.0),
+        *(("gradients", "noise-grad-norm", step, 1.0, 1.0) for step in range(3)),
+        ("loss", "resumed-loss", 2, 1.25, 1.0), ("gradients", "resumed-grad-norm", 2, 2.0, 1.0),
+    ]  # fmt: skip
+    assert {row.limit for row in rows} == {None}
+
+
+def test_norms_that_a_trainer_does_not_observe_have_no_rows() -> None:
+    yardstick = LossCurve(losses=[2.0, 1.0], grad_norms=[1.0, 1.0])
+    one_is_nan = LossCurve(losses=[2.0, math.nan], grad_norms=[1.0, math.nan])
+    unobserved = LossCurve(losses=[2.0, 1.0], grad_norms=[math.nan, math.nan])
+
+    diverged = LossCurve(losses=[2.0, math.nan], grad_norms=[math.nan, math.nan])
+    curves = {"candidate": unobserved, "noise": one_is_nan, "resumed": diverged}
+
+    rows = [row for row in rows_of_curves(curves, yardstick) if row.port == "grad-norm"]
+
+    assert [(row.statistic, row.step) for row in rows] == [
+        ("noise-grad-norm", 0), ("noise-grad-norm", 1),
+        ("resumed-grad-norm", 0), ("resumed-grad-norm", 1),
+    ]  # fmt: skip
+
+
+def test_norms_of_the_free_run_are_not_judged() -> None:
+    resumed = records(LOSSES[2:], 2, 1e9)
+    far_off = ran(free_run(steps=records(LOSSES, grad_norm=1e9), resumed=resumed))
+
+    verdict, rows = judge_training(far_off)
+
+    assert [row.actual for row in rows if row.statistic == "candidate-grad-norm"] == [1e9] * 3
+    assert verdict == judged(step_results())
 
 
 def test_losses_that_only_one_rank_reports_are_a_note() -> None:

@@ -11,7 +11,7 @@ from assay.training.judging.free_run import (
     judge_replicas,
     notes_on_masks,
 )
-from assay.training.reports import HeldPart, ReferenceReport, TrainerReport, TrainOptions
+from assay.training.reports import HeldPart, LossCurve, ReferenceReport, TrainerReport, TrainOptions
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.candidate_reports import report
 
@@ -32,7 +32,7 @@ class Reports:
 def evidence(*reports: TrainerReport, steps: int = 1, draws: bool = False) -> TrainEvidence:
     options = TrainOptions(model="micro:llama", steps=steps)
     reference = ReferenceReport(
-        model={}, reference={}, yardstick_losses=[], noise_losses=[], noise_trajectory=[],
+        model={}, reference={}, yardstick=LossCurve(), noise=LossCurve(), noise_trajectory=[],
         num_tokens=[], num_rows=[], num_trainable=0, shared=[], draws=draws,
     )  # fmt: skip
     made: Any = Reports(list(reports), options, reference)
