@@ -1,4 +1,11 @@
-"""What can be run on assay; `nox --list` shows it. Sessions only compose: the work is elsewhere."""
+"""Sessions for development and CI: `nox -s SESSION`, or `nox -t TAG` for all sessions with a tag.
+
+- static: linters, types, and checks of the repository
+- tests: tests that every pull request runs
+- long: tests that take minutes to hours
+- device: on the best accelerator of this machine
+- fleet: what workflows run on GitHub
+"""
 
 import sys
 from pathlib import Path
@@ -8,15 +15,24 @@ import nox
 # nox runs this file by its path, which does not make its folder importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from environments import shared
+from environments.device_sessions import list_smoke_libraries, run_bench, run_on_best_device
 from environments.release import release_packages
-from environments.shared import tools_environment, torch_environment
+from environments.shared import (
+    PACKAGES,
+    PUBLISHED,
+    TIMED_TOOLS,
+    tools_environment,
+    torch_environment,
+)
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "unit", "subsystem", "runners", "repo"]
 nox.options.default_venv_backend = "none"  # sessions share those of environments/shared.py
 
 _AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # the tests of a file share its fixtures
+_SUBSYSTEM_TESTS = [f"packages/{name}/tests/subsystem" for name in PACKAGES]
+# Those of runners need no torch: they are in the session `runners`.
+_UNIT_TESTS = [f"packages/{name}/tests/unit" for name in PUBLISHED]
 
 
 @nox.session(tags=["static"])
@@ -35,28 +51,19 @@ def types(session: nox.Session) -> None:
 @nox.session(tags=["tests"])
 def unit(session: nox.Session) -> None:
     """Test each part of the packages on its own, without an accelerator. `-- -k NAME`."""
-    _run_tests(session, "not long", *_unit_folders())
+    _run_tests(session, "not long", *_UNIT_TESTS)
 
 
 @nox.session(tags=["tests"])
 def subsystem(session: nox.Session) -> None:
     """Test parts together: whole commands, processes and reports on micro models."""
-    _run_tests(session, "not long", *_files("packages/*/tests/subsystem"))
+    _run_tests(session, "not long", *_SUBSYSTEM_TESTS)
 
 
 @nox.session(name="subsystem-long", default=False, tags=["long"])
 def subsystem_long(session: nox.Session) -> None:
     """Repeat whole commands for further models, trainers, meshes, libraries and faults."""
-    _run_tests(session, "long", *_files("packages/*/tests/subsystem"), *_unit_folders())
-
-
-def _run_tests(session: nox.Session, marks: str, *folders: str) -> None:
-    words = ["--durations=15", "-m", marks, *folders, *session.posargs]
-    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *words)
-
-
-def _unit_folders() -> list[str]:  # those of runners are in the session `runners`, without torch
-    return [folder for folder in _files("packages/*/tests/unit") if "runners" not in folder]
+    _run_tests(session, "long", *_SUBSYSTEM_TESTS, *_UNIT_TESTS)
 
 
 @nox.session(tags=["static"])
@@ -100,7 +107,7 @@ def check(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def release(session: nox.Session) -> None:
-    """Build the published packages into dist, then check a model with the wheels alone. `-- 3.11 3.14`."""
+    """Build the packages into dist, then check a model with only their wheels. `-- 3.11 3.14`."""
     release_packages(session)
 
 
@@ -119,46 +126,32 @@ def false_alarms(session: nox.Session) -> None:
 @nox.session(default=False, tags=["long"])
 def perf(session: nox.Session) -> None:
     """Measure the cost of recording, metrics, checks and comparisons, as ratios."""
-    torch_environment(session).install(session, "--no-deps", *shared.TIMED_TOOLS)
+    torch_environment(session).install(session, "--no-deps", *TIMED_TOOLS)
     _run_corpus(session, "perf")
-
-
-def _run_corpus(session: nox.Session, folder: str) -> None:
-    # People run these sessions for their tables, so pytest captures no output. One test runs a whole
-    # corpus, which may take an hour. Each process in it has its own time limit.
-    words = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
-    torch_environment(session).run(session, "pytest", *words, *session.posargs)
 
 
 @nox.session(default=False)
 def locked(session: nox.Session) -> None:
-    """Hold all numbers to those of an earlier commit. `-- FOLDER --record`, then `-- FOLDER`."""
+    """Compare all numbers with those of an earlier commit. `-- FOLDER --record`, then `-- FOLDER`."""
     torch_environment(session).run(session, "packages.core.tests.locked", *session.posargs)
 
 
 @nox.session(default=False, tags=["long"])
 def fuzz(session: nox.Session) -> None:
-    """Mutate the files of every reader, and give commands hostile ones. `-- --seconds 60 --seed 1`."""
+    """Mutate the files of every reader and command. `-- --seconds 60 --seed 1`."""
     torch_environment(session).run(session, "packages.core.tests.fuzz", *session.posargs)
 
 
 @nox.session(default=False, tags=["device"])
 def smoke(session: nox.Session) -> None:
-    """Train through set-up, checkpoint, resume, tear-down in every feature. `-- --coverage one`."""
-    environment = torch_environment(session)
-    words = ["smoke", "run"]
-    if not shared.is_given(session, "--device") and (run := shared.best_run(session, environment)):
-        words += ["--device", run[1].partition("/")[0]]
-    if not session.posargs or session.posargs[0] == "-k":
-        # Libraries with a command line of their own, beside the plan.
-        for file in _files("examples/*/smoke*.toml"):
-            words += ["--with", f"command:{file}"]
-    environment.run(session, "assay.cli", *words, *session.posargs)
+    """Train with every feature through checkpoint and resume. `-- --coverage one`."""
+    words = ["smoke", "run", *list_smoke_libraries(session)]
+    run_on_best_device(session, "assay.cli", *words, option="--device")
 
 
 @nox.session(name="smoke-faults", default=False, tags=["long"])
 def smoke_faults(session: nox.Session) -> None:
-    """Plant every known fault of a training cycle: each has to fail by its name."""
+    """Plant every known fault of a training cycle: each must fail under its name."""
     words = ["packages/smoke/tests/faults", "--timeout=300", *session.posargs]
     torch_environment(session).run(session, "pytest", *words)
 
@@ -166,29 +159,20 @@ def smoke_faults(session: nox.Session) -> None:
 @nox.session(default=False, tags=["device"])
 def expectations(session: nox.Session) -> None:
     """Verify the captured expectations of the best device here."""
-    environment = torch_environment(session)
-    words = ["expect", "verify", *shared.best_run(session, environment), *session.posargs]
-    environment.run(session, "assay.cli", *words, success_codes=shared.successes())
+    run_on_best_device(session, "assay.cli", "expect", "verify", needs_record=True)
 
 
 @nox.session(default=False, tags=["device"])
 def suites(session: nox.Session) -> None:
-    """Hold models and decoders to what is expected of them, with pytest. `-- -k decoders`."""
-    environment = torch_environment(session)
-    run = shared.best_run(session, environment, "--assay-device")
-    words = ["--pyargs", "assay_expectations.suites", "--timeout=600", *run, *session.posargs]
-    environment.run(session, "pytest", *words)
+    """Test models and decoders against captured expectations. `-- -k decoders`."""
+    words = ["--pyargs", "assay_expectations.suites", "--timeout=600"]
+    run_on_best_device(session, "pytest", *words, option="--assay-device")
 
 
 @nox.session(default=False, tags=["device"])
 def bench(session: nox.Session) -> None:
-    """Tune a micro model in two ways, and hold what it is worth to the shipped baselines."""
-    environment = torch_environment(session)
-    words = list(session.posargs) or ["selftest"]
-    codes = [0] if session.posargs else shared.successes()
-    if words[0] == "run":
-        words += shared.best_run(session, environment)
-    environment.run(session, "assay.cli", "bench", *words, success_codes=codes)
+    """Tune a micro model in two ways, and compare its answers with the shipped baselines."""
+    run_bench(session)
 
 
 @nox.session(name="bench-rates", default=False, tags=["long"])
@@ -200,7 +184,7 @@ def bench_rates(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["fleet"])
 def plan(session: nox.Session) -> None:
-    """Say what a label or an event of GitHub starts. `-- smoke:nvidia --explain`."""
+    """Show what a label or an event of GitHub starts. `-- smoke:nvidia --explain`."""
     tools_environment(session).run(session, "assay.cli", "runners", "plan", *session.posargs)
 
 
@@ -221,10 +205,9 @@ def machine_job(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["fleet"])
 def recapture(session: nox.Session) -> None:
-    """Capture what models give on the best device here, into runs/captured. `-- MODEL... --reason`."""
-    environment = torch_environment(session)
-    words = [*shared.best_run(session, environment), "--output", "runs/captured"]
-    environment.run(session, "assay.cli", "expect", "capture", *words, *session.posargs)
+    """Capture the outputs of models on the best device here. `-- MODEL... --reason TEXT`."""
+    words = ["expect", "capture", "--output", "runs/captured"]
+    run_on_best_device(session, "assay.cli", *words)
 
 
 @nox.session(default=False, tags=["fleet"])
@@ -235,7 +218,7 @@ def propose(session: nox.Session) -> None:
 
 @nox.session(name="report-nightly", default=False, tags=["fleet"])
 def report_nightly(session: nox.Session) -> None:
-    """Keep the issues that say how the nightly run stands, and whether the machines need a newer runner."""
+    """Update the issues about the nightly run and about outdated runners."""
     tools = tools_environment(session)
     tools.run(session, "assay.cli", "runners", "report-nightly", *session.posargs)
 
@@ -248,3 +231,15 @@ def reap(session: nox.Session) -> None:
 
 def _files(pattern: str) -> list[str]:
     return [str(path) for path in sorted(Path().glob(pattern))]
+
+
+def _run_tests(session: nox.Session, marks: str, *folders: str) -> None:
+    words = ["--durations=15", "-m", marks, *folders, *session.posargs]
+    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *words)
+
+
+def _run_corpus(session: nox.Session, folder: str) -> None:
+    # People run these sessions for their tables, so pytest captures no output. One test runs a whole
+    # corpus, which may take an hour. Each process in it has its own time limit.
+    words = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
+    torch_environment(session).run(session, "pytest", *words, *session.posargs)

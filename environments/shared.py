@@ -147,32 +147,6 @@ class Environment:
         return dict(line.split(" ", 1) for line in lines)
 
 
-def best_run(session: nox.Session, environment: Environment, option: str = "--run") -> list[str]:
-    """Return the option with the RUN of the best device here, or nothing if the caller gives it.
-
-    Drivers may take long to start: a session waits, where a person would not.
-    """
-    if is_given(session, option):
-        return []
-    words = ("assay.cli", "devices", "--best", "cpu/float32", "--timeout", "60")
-    return [option, environment.read(session, *words).strip()]
-
-
-def is_given(session: nox.Session, option: str) -> bool:
-    """Return True if the arguments of the session hold the option."""
-    return any(argument.partition("=")[0] == option for argument in session.posargs)
-
-
-def successes() -> list[int]:
-    """Return the exit codes of success of a command that compares with recorded results.
-
-    Code 3 means that nothing is recorded for this machine. On GitHub, and where an accelerator is promised,
-    it is a failure.
-    """
-    promised = os.environ.get("ASSAY_REQUIRE_HARDWARE") == "1"
-    return [0] if promised or os.environ.get("GITHUB_ACTIONS") == "true" else [0, 3]
-
-
 def tools_environment(session: nox.Session) -> Environment:
     """Return the environment without torch: linters, and checks of the repository."""
     environment = Environment(ROOT / ".nox" / "tools")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from environments import device_sessions
+
 
 @dataclass
 class Session:
@@ -44,7 +46,8 @@ def promised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_session(noxfile: Any, monkeypatch: pytest.MonkeyPatch, name: str, *posargs: str) -> Machine:
     machine = Machine("card/bfloat16")
-    monkeypatch.setattr(noxfile, "torch_environment", lambda _session, _extent="all": machine)
+    for module in (noxfile, device_sessions):
+        monkeypatch.setattr(module, "torch_environment", lambda _session, _extent="all": machine)
     getattr(noxfile, name).func(Session(list(posargs)))
     return machine
 
@@ -110,6 +113,8 @@ def test_a_missing_expectation_is_red_where_hardware_was_promised_or_github_asks
     ("name", "posargs"),
     [
         ("smoke", ["--run", "cpu/bfloat16"]),
+        ("bench", ["run", "--run", "cpu/bfloat16"]),
+        ("bench", ["compare", "before", "after"]),
         ("expectations", ["--run=cpu/bfloat16"]),
         ("check", ["--candidate", "cpu/bfloat16"]),
     ],
@@ -121,3 +126,14 @@ def test_what_the_caller_gives_goes_before_what_is_found(
         assert "card/bfloat16" not in command
         start = command.index(posargs[0])
         assert command[start : start + len(posargs)] == posargs
+
+
+@pytest.mark.parametrize(
+    ("posargs", "has_libraries"),
+    [([], True), (["-k", "fsdp"], True), (["--coverage", "one"], False), (["fsdp-2"], False)],
+)
+def test_libraries_of_the_examples_run_unless_cases_are_chosen(
+    noxfile: Any, monkeypatch: pytest.MonkeyPatch, posargs: list[str], has_libraries: bool
+) -> None:
+    (command,) = run_session(noxfile, monkeypatch, "smoke", *posargs).commands
+    assert ("command:examples/plain_training/smoke.toml" in command) is has_libraries
