@@ -216,9 +216,17 @@ KL_MEANING = (
     "KL divergence of the distribution over the whole vocabulary from the yardstick's, for candidate "
     "and noise run."
 )
-LOSSES_MEANING = (
-    "Loss of every step on the same few sequences. The target is the highest loss of yardstick or noise "
-    "run in the second half of their steps. The median of the candidate's last fifth has to reach it."
+_ERRORS_OF_CURVES = "Errors are relative to the yardstick; the noise is the error of the noise run."
+_OVERFIT_CURVES = (
+    "Every step is on the same few sequences. The target is the highest loss of yardstick or noise "
+    "run in the second half of their steps. The median of the candidate's last fifth has to reach it. "
+    f"{_ERRORS_OF_CURVES} The judge also compares the first losses with their noise."
+)
+_FREE_CURVES = (
+    "These steps train freely, without any value replaced; the resumed ones start from a checkpoint. "
+    f"{_ERRORS_OF_CURVES} Single steps are not judged. The judge compares the root mean square of the "
+    "loss errors with the noise times the weight drift, and the norm that clipping computes from the "
+    "reference's gradients."
 )
 
 
@@ -240,6 +248,11 @@ def describe_cells(verdict: Verdict) -> str:
 def describe_depth(verdict: Verdict) -> str:
     """Explain the curve along the depth."""
     return _DEPTH_OF_DUMPS if "format" in verdict.candidate else DEPTH_MEANING
+
+
+def describe_curves(verdict: Verdict) -> str:
+    """Explain the curves of training steps."""
+    return _OVERFIT_CURVES if "overfit" in verdict.levels else _FREE_CURVES
 
 
 def describe_place(location: Location) -> str:

@@ -195,6 +195,7 @@ def test_losses_of_overfitting_are_drawn_with_their_target(
     ]  # fmt: skip
     assert opened.page.locator(".tiles dt").first.inner_text() == "times the target"
     assert opened.complaints == []
+    assert not is_wider_than_its_window(chromium.open(tmp_path / "report.html", width=400).page)
 
 
 def test_names_of_a_run_are_only_shown(chromium: Chromium, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from assay.runs.results import read_measurements
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
@@ -72,6 +73,23 @@ def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) 
         run.stdout
     )
     assert "Next: assay explain module-error" in run.stdout
+
+
+def test_norms_of_a_halved_loss_scale_are_measured_step_by_step(
+    check_plant: CheckPlant, tmp_path: Path
+) -> None:
+    check_plant(trainer="BackwardOfScaledLoss")
+
+    rows, _ = read_measurements(tmp_path)
+    curves = {
+        name: [row for row in rows if row.statistic == f"candidate-{name}"]
+        for name in ("loss", "grad-norm")
+    }
+    assert [row.step for row in curves["grad-norm"]] == [0, 1, 2]
+    # The loss of the first step is reported before anything is differentiated.
+    assert curves["loss"][0].actual == pytest.approx(curves["loss"][0].expected, rel=1e-5)
+    for row in curves["grad-norm"]:
+        assert row.actual == pytest.approx(row.expected / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from assay.judge.wording import format_number
 from assay.output.pages import page_environment
 from assay.report.page.pictures import (
     MAX_CELLS,
+    draw_curve,
     draw_depth,
     draw_heat_map,
     draw_kl,
-    draw_losses,
     pack_data,
 )
 from assay.report.page.tables import MAX_ROWS, draw_ranks, draw_table, draw_tree, is_over_limit
@@ -72,8 +72,10 @@ def render_page(template: Path, **context: object) -> str:
 def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
     heat_map, table = draw_heat_map(report, max_cells), draw_table(report, max_rows)
     depth, kl = draw_depth(report), draw_kl(report)
-    losses = draw_losses(report)
-    drawn = {"losses": losses, "depth": depth, "kl": kl}
+    losses, norms = draw_curve(report, "loss"), draw_curve(report, "grad-norm")
+    drawn = {
+        "losses": losses and losses.chart, "norms": norms and norms.chart, "depth": depth, "kl": kl,
+    }  # fmt: skip
     charts = {name: chart.points for name, chart in drawn.items() if chart}
     return _render(
         "report.html.j2",
@@ -84,7 +86,10 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         heat_map=heat_map,
         tree=draw_tree(report),
         ranks=draw_ranks(report),
-        **drawn,
+        losses=losses,
+        norms=norms,
+        depth=depth,
+        kl=kl,
         table=table,
         data=pack_data(
             {

@@ -12,7 +12,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from assay.errors import name_some
 from assay.foreign_text import one_line
 from assay.judge.explain import (
     Key,
@@ -20,7 +22,13 @@ from assay.judge.explain import (
     rank_by_ratio,
     severity,
 )
-from assay.judge.wording import DIGITS, describe_pooling, describe_tokens, format_number
+from assay.judge.wording import (
+    DIGITS,
+    describe_judged,
+    describe_pooling,
+    describe_tokens,
+    format_number,
+)
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.statistics import TOKEN_STATISTIC
@@ -30,6 +38,7 @@ MAX_POINTS = 1000  # about one for each pixel
 _SPAN = 1000
 _MAX_X_TICKS = 12
 _MANY_DECADES = 100.0
+_FEW = 5.0
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?:\.|$)")
 
 
@@ -51,7 +60,7 @@ class ChartSeries:
     path: str
     dots: str
     outside: str
-    """Marks of NaN and infinity."""
+    """Marks of NaN and infinity, where the line has a gap."""
 
 
 @dataclass(frozen=True)
@@ -173,33 +182,119 @@ def draw_kl(report: Report) -> Chart | None:
     )
 
 
-def draw_losses(report: Report) -> Chart | None:
-    """Draw the losses of the overfit check, step by step, and the target."""
-    sides = {"candidate-loss": "candidate", "noise-loss": "noise run"}
-    curves: dict[str, dict[int, float]] = {name: {} for name in ("yardstick", *sides.values())}
+# Sides of a curve by the start of their statistics, with their names and style classes.
+_SIDES = {
+    "candidate": ("candidate", "replayed"),
+    "yardstick": ("yardstick", "accumulated"),
+    "noise": ("noise run", "accumulated noise"),
+    "resumed": ("resumed", "replayed noise"),
+}
+_CURVE_DIGITS = 5
+# What the judge compares of a curve: the statistic, and the levels with the port.
+_JUDGED_OF_CURVE = {
+    "loss": ("loss-error", {("loss", "free-run"), ("loss", ":free-run"), ("overfit", "loss")}),
+    "grad-norm": ("replay-tensor", {("gradients", "norm")}),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses or gradient norms by step, as a chart and as a table."""
+
+    chart: Chart
+    lines: list[dict[str, str]]
+    """Cells by column: a line for each drawn step, and the last for `judged`."""
+    judged: Measurement | None
+    """What the judge compares of all steps."""
+
+
+def draw_curve(report: Report, name: Literal["loss", "grad-norm"]) -> Curve | None:
+    """Draw one value of each training step: yardstick, candidate, noise run and resumed run."""
+    curves: dict[str, dict[int, float]] = {side: {} for side in _SIDES}
     for row in report.measurements:
-        if row.statistic in sides:
-            curves[sides[row.statistic]][row.step] = row.actual
+        side, _, value = row.statistic.partition("-")
+        if value == name and side in curves:
+            curves[side][row.step] = row.actual
             curves["yardstick"][row.step] = row.expected
     steps = sorted(curves["yardstick"])
     if not steps:
         return None
     width = -(-len(steps) // MAX_POINTS)
-    target = next((r.expected for r in report.measurements if r.statistic == "overfit-loss"), None)
-    order = ("candidate", "yardstick", "noise run")
+    shown = steps[::width]
+    targets = (r.expected for r in report.measurements if r.statistic == "overfit-loss")
+    target = next(targets, None) if name == "loss" else None
     places = [
-        _Place(f"step {step}", (*(curves[name].get(step) for name in order), target))
-        for step in steps[::width]
+        _Place(f"step {step}", (*(curve.get(step) for curve in curves.values()), target))
+        for step in shown
     ]
-    series = [
-        ("candidate", "replayed"),
-        ("yardstick", "accumulated"),
-        ("noise run", "accumulated noise"),
-        ("target", "target"),
+    ticks = [Tick(_x(number, len(shown)), str(step)) for number, step in enumerate(shown)]
+    statements = [f"One step in {width} is shown."] if width > 1 else []
+    statements += _describe_gaps(curves)
+    chart = _chart(places, [*_SIDES.values(), ("target", "target")], _thinned(ticks), statements)
+    judged = _find_judged(report, name)
+    return Curve(chart, _tabulate(curves, shown, judged), judged)
+
+
+def _describe_gaps(curves: Mapping[str, Mapping[int, float]]) -> list[str]:
+    gaps = []
+    for side, curve in curves.items():
+        steps = [str(step) for step, value in sorted(curve.items()) if not math.isfinite(value)]
+        if steps:
+            word = "step" if len(steps) == 1 else "steps"
+            gaps.append(f"{_SIDES[side][0]} in {word} {name_some(steps)}")
+    where = f"Values that are not finite leave a gap and a mark at the top: {'; '.join(gaps)}."
+    absent = [] if curves["candidate"] else ["The candidate reports no values."]
+    return absent + ([where] if gaps else [])
+
+
+def _tabulate(
+    curves: Mapping[str, Mapping[int, float]], steps: Iterable[int], judged: Measurement | None
+) -> list[dict[str, str]]:
+    def show(side: str, step: int) -> str:
+        return format_number(curves[side][step], _CURVE_DIGITS) if step in curves[side] else ""
+
+    def error(side: str, step: int) -> str:
+        if step not in curves[side]:
+            return ""
+        size = curves["yardstick"][step]
+        difference = curves[side][step] - size
+        return format_number(abs(difference / size) if size else math.inf if difference else 0.0)
+
+    lines = [
+        {
+            "step": str(step),
+            "candidate": show("candidate", step),
+            "yardstick": show("yardstick", step),
+            "error": error("candidate", step),
+            "noise": error("noise", step),
+            "ratio / limit": "",
+            "noise run": show("noise", step),
+            "resumed": show("resumed", step),
+        }
+        for step in steps
     ]
-    ticks = [Tick(_x(number, len(places)), str(step)) for number, step in enumerate(steps[::width])]
-    statements = [f"Every {width}th step is shown."] if width > 1 else []
-    return _chart(places, series, _thinned(ticks), statements)
+    if judged is not None:
+        lines.append(
+            dict.fromkeys(lines[0], "")
+            | {
+                "step": "judged",
+                "error": format_number(judged.actual),
+                "noise": format_number(judged.expected),
+                "ratio / limit": describe_judged(judged.ratio, judged.limit or 0.0),
+            }
+        )
+    columns = [column for column in lines[0] if any(line[column] for line in lines)]
+    return [{column: line[column] for column in columns} for line in lines]
+
+
+def _find_judged(report: Report, name: str) -> Measurement | None:
+    statistic, places = _JUDGED_OF_CURVE[name]
+    rows = (
+        (name, row)
+        for row in report.measurements
+        if row.statistic == statistic and (row.level, row.port) in places and row.module == ""
+    )
+    return find_worst_rows(rows).get(name)  # of all ranks
 
 
 def _both(row: Measurement | None) -> tuple[float | None, float | None]:
@@ -246,7 +341,7 @@ def _chart(
         _draw_series(name, kind, [(p.values[index], p.group) for p in places], axis)
         for index, (name, kind) in enumerate(series)
     ]
-    drawn = [one for one in drawn if one.path]
+    drawn = [one for one in drawn if one.path or one.outside]
     return Chart(drawn, x_ticks, axis.ticks(), points, statements)
 
 
@@ -265,11 +360,15 @@ def _draw_series(
         if value is None:
             continue
         x, y = _x(number, len(values)), axis.y(value)
+        if not math.isfinite(value):
+            outside.append(f"M{x:g} {y:g}h0")
+            last_group = None
+            continue
         path.append(
             f"M{x:g} {_SPAN}V{y:g}" if kind == "added"
             else f"{'L' if group == last_group else 'M'}{x:g} {y:g}"
         )  # fmt: skip
-        (dots if math.isfinite(value) else outside).append(f"M{x:g} {y:g}h0")
+        dots.append(f"M{x:g} {y:g}h0")
         last_group = group
     return ChartSeries(name, kind, "".join(path), "".join(dots), "".join(outside))
 
@@ -299,10 +398,11 @@ class LogAxis:
         return round(_SPAN * (1 - share), 1)
 
     def ticks(self) -> list[Tick]:
-        """Return ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
+        """Return ticks at decades if there are several, otherwise at 1, 2 and 5 of each, or at all digits."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         step = max(1, (last - first) // 6)
-        mantissas = (1,) if self.high > _MANY_DECADES * self.low else (1, 2, 5)
+        extent = self.high / self.low
+        mantissas = (1,) if extent > _MANY_DECADES else (1, 2, 5) if extent > _FEW else range(1, 10)
         marks = [
             mantissa * 10.0**exponent
             for exponent in range(first, last + 1, step)

@@ -2,8 +2,10 @@
 
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,23 @@ def test_verdict_comes_first(failed: Report) -> None:
         "✗ FAIL micro:llama on cpu/bfloat16 against cpu/float32 "
         "model.layers.2.mlp.down_proj (forward, step 0) differs from the reference."
     )
+
+
+def test_training_steps_are_a_section_of_their_own(failed: Report) -> None:
+    def row(statistic: str, actual: float, **facts: Any) -> Measurement:
+        place = {"level": "loss", "module": "", "port": "free-run"}
+        return Measurement(
+            **place, statistic=statistic, actual=actual, expected=2.0, ratio=actual, **facts
+        )
+
+    steps = [row("candidate-loss", 4.0), row("loss-error", 7.0, limit=5.0)]
+    page = render_html(replace(failed, measurements=steps))
+
+    section = page.partition('<section aria-labelledby="curves">')[2].partition("</section>")[0]
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", section) == ["Loss"]
+    assert '<tr class="judged over"><td>judged</td>' in section
+    assert "<td>7.0x / 5.0x</td>" in section
+    assert 'aria-labelledby="curves"' not in render_html(failed)
 
 
 def test_every_section_is_there(failed: Report) -> None:

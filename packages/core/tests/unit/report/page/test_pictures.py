@@ -6,18 +6,19 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from assay.judge.wording import format_number
 from assay.report.page import pictures
 from assay.report.page.pictures import (
+    Curve,
     LogAxis,
+    draw_curve,
     draw_depth,
     draw_heat_map,
     draw_kl,
-    draw_losses,
     pack_data,
     pack_labels,
     pack_numbers,
@@ -60,6 +61,10 @@ def test_few_decades_are_divided_by_one_two_five() -> None:
     assert [tick.label for tick in LogAxis(0.9, 60.0).ticks()] == [
         "1.0", "2.0", "5.0", "10.0", "20.0", "50.0",
     ]  # fmt: skip
+
+
+def test_less_than_a_decade_is_divided_by_every_digit() -> None:
+    assert [tick.label for tick in LogAxis(0.9, 4.4).ticks()] == ["0.9", "1.0", "2.0", "3.0", "4.0"]
 
 
 def test_many_decades_have_few_ticks() -> None:
@@ -183,22 +188,30 @@ def test_without_measurements_there_are_no_curves() -> None:
     assert draw_kl(report_of()) is None
 
 
-def step_of(number: int, statistic: str, actual: float, expected: float) -> Measurement:
+def step_of(
+    number: int, statistic: str, actual: float, expected: float, **judged: Any
+) -> Measurement:
+    facts: dict[str, Any] = {"level": "overfit", "port": "loss", "ratio": math.nan} | judged
     return Measurement(
-        level="overfit", module="", port="loss", step=number, statistic=statistic,
-        actual=actual, expected=expected, ratio=math.nan,
-    )  # fmt: skip
+        module="", step=number, statistic=statistic, actual=actual, expected=expected, **facts
+    )
+
+
+def curve_of(name: Literal["loss", "grad-norm"], *rows: Measurement) -> Curve:
+    curve = draw_curve(report_of(*rows), name)
+    assert curve is not None
+    return curve
 
 
 def test_losses_are_drawn_for_every_side_with_the_target() -> None:
-    rows = [
+    target = step_of(0, "overfit-loss", 10.0, 1.0, ratio=10.0, limit=1.0)
+    chart = curve_of(
+        "loss",
+        target,
         step_of(0, "candidate-loss", 100.0, 100.0), step_of(1, "candidate-loss", 10.0, 1.0),
         step_of(0, "noise-loss", 100.0, 100.0), step_of(1, "noise-loss", math.nan, 1.0),
-    ]  # fmt: skip
-    target = step_of(0, "overfit-loss", 10.0, 1.0).model_copy(update={"ratio": 10.0, "limit": 1.0})
-    chart = draw_losses(report_of(target, *rows))
+    ).chart  # fmt: skip
 
-    assert chart is not None
     assert [curve.name for curve in chart.series] == [
         "candidate", "yardstick", "noise run", "target",
     ]  # fmt: skip
@@ -213,8 +226,97 @@ def test_losses_are_drawn_for_every_side_with_the_target() -> None:
     assert noise.outside == "M750 0h0"
 
 
-def test_without_losses_nothing_is_drawn() -> None:
-    assert draw_losses(report_of(token(0, 0, 0.1))) is None
+def test_table_of_a_curve_has_relative_errors_and_what_is_judged() -> None:
+    free_run = step_of(
+        0, "loss-error", 0.25, 0.125, level="loss", port="free-run", ratio=2.0, limit=5.0
+    )
+    others = [
+        step_of(0, "loss-error", 9.0, 1.0, level="restart", ratio=9.0, limit=5.0),
+        step_of(0, "replay-tensor", 9.0, 1.0, level="loss", ratio=9.0, limit=5.0),
+    ]
+    curve = curve_of(
+        "loss",
+        *others,
+        free_run,
+        step_of(0, "candidate-loss", 8.0, 8.0), step_of(1, "candidate-loss", 5.0, 4.0),
+        step_of(0, "noise-loss", 7.0, 8.0), step_of(1, "noise-loss", 4.0, 4.0),
+        step_of(1, "resumed-loss", 6.0, 4.0),
+    )  # fmt: skip
+
+    assert curve.judged == free_run
+    columns = (
+        "step", "candidate", "yardstick", "error", "noise", "ratio / limit", "noise run", "resumed",
+    )  # fmt: skip
+    assert curve.lines == [
+        dict(zip(columns, line, strict=True))
+        for line in (
+            ("0", "8.0", "8.0", "0", "0.125", "", "7.0", ""),
+            ("1", "5.0", "4.0", "0.25", "0", "", "4.0", "6.0"),
+            ("judged", "", "", "0.25", "0.125", "2.0x / 5.0x", "", ""),
+        )
+    ]
+
+
+def test_judged_norm_is_the_worst_of_all_ranks() -> None:
+    norms = [
+        step_of(
+            0, "replay-tensor", 0.1, 0.1, level="gradients", port="norm", ratio=ratio, limit=5.0,
+            rank=rank,
+        )
+        for rank, ratio in enumerate((1.0, 3.0, 2.0))
+    ]  # fmt: skip
+    curve = curve_of("grad-norm", *norms, step_of(0, "candidate-grad-norm", 2.0, 1.0))
+
+    assert curve.judged == norms[1]
+
+
+def test_value_that_is_not_finite_is_a_gap_and_is_named() -> None:
+    losses = [1.0, math.nan, 1.0, 1.0]
+    chart = curve_of(
+        "loss",
+        *(step_of(step, "candidate-loss", loss, 1.0) for step, loss in enumerate(losses)),
+        *(step_of(step, "resumed-loss", math.inf, 1.0) for step in (2, 3)),
+    ).chart
+
+    candidate = chart.series[0]
+    assert candidate.path == "M125 500M625 500L875 500"
+    assert candidate.outside == "M375 0h0"
+    assert chart.series[-1].name == "resumed"
+    (statement,) = chart.statements
+    assert statement == (
+        "Values that are not finite leave a gap and a mark at the top: candidate in step 1; resumed"
+        " in steps 2, 3."
+    )
+
+
+def test_norms_that_the_candidate_does_not_report_are_named() -> None:
+    curve = curve_of("grad-norm", step_of(0, "noise-grad-norm", 3.0, 2.0))
+
+    assert curve.chart.statements == ["The candidate reports no values."]
+    assert curve.lines == [{"step": "0", "yardstick": "2.0", "noise": "0.5", "noise run": "3.0"}]
+
+
+def test_single_step_is_a_dot() -> None:
+    chart = curve_of("loss", step_of(0, "candidate-loss", 1.0, 1.0)).chart
+
+    assert [curve.dots for curve in chart.series] == ["M500 500h0"] * 2
+    assert [tick.label for tick in chart.x_ticks] == ["0"]
+
+
+def test_steps_that_do_not_fit_are_left_out_of_chart_and_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pictures, "MAX_POINTS", 2)
+    curve = curve_of("loss", *(step_of(step, "candidate-loss", 1.0, 1.0) for step in range(4)))
+
+    assert [line["step"] for line in curve.lines] == ["0", "2"]
+    assert curve.chart.statements == ["One step in 2 is shown."]
+
+
+def test_without_training_steps_nothing_is_drawn() -> None:
+    rows = token(0, 0, 0.1), step_of(0, "loss-error", 0.1, 0.1, limit=5.0)
+    assert draw_curve(report_of(*rows), "loss") is None
+    assert draw_curve(report_of(*rows), "grad-norm") is None
 
 
 def cell(module: str, position: int, ratio: float, **changes: Any) -> Measurement:
