@@ -7,7 +7,8 @@ from functools import partial
 from inspect import signature
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.api import options
 from assay.api.options import (
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assay.api.verdict import CheckedVerdict
-    from assay.training.reports import TrainOptions
+    from assay.generate.spec import GenerateCheck
+    from assay.training.reports import TrainCheck, TrainOptions
 
 
 def check_generate(  # noqa: PLR0913 - one for each option
@@ -109,61 +111,60 @@ def check_generate(  # noqa: PLR0913 - one for each option
         MachineError: What this machine lacks.
     """
     arguments = dict(locals())
-
-    from assay.devices.run_string import parse_run
     from assay.generate.check import check_generate as run_check
-    from assay.generate.spec import AXES, GenerateCheck
-    from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
-    from assay.models.sources import remote_code_of
-    from assay.recording.limits import parse_size, parse_time
     from assay.runs import RunFolder
-    from assay.runs.results import find_golden
 
-    if (reference is None) == (golden is None):
-        raise UsageError("give either --reference RUN or --golden TRACE")
-    for name, limit in (("--disk", disk), ("--budget", budget)):
-        if golden is not None and limit is not None:
-            raise UsageError(f"{name} limits the golden of --reference; --golden is there already")
-    if budget is not None and level not in ("auto", "modules"):
-        raise UsageError("--budget is for --level modules: other levels only generate")
-    max_disk, max_memory = (None if one is None else parse_size(one) for one in (disk, memory))
-    max_seconds = None if budget is None else parse_time(budget)
-    inputs = input_options(
-        **{name: arguments[name] for name in signature(input_options).parameters}
-    )
-    chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
-    ranks = parse_mesh(mesh, AXES) if mesh else {}
-    candidate_run = parse_run(candidate)
-    reference_run = None if reference is None else parse_run(reference)
     time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
-    golden_folder = None if golden is None else find_golden(Path(golden))
+    check = generate_check_of(arguments)
     folder = RunFolder.create("check generate", output).path
-    setup = code.write(folder)
-    arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
-    check = GenerateCheck(
-        model=str(model),
-        candidate=candidate_run,
-        reference=reference_run,
-        golden=golden_folder,
-        verify_golden=not no_verify,
+    arguments["candidate_setup"] = setup = code.write(folder)
+    arguments["candidate_option"] = check.options or None
+    check = replace(check, setup=setup, command=command_line(check_generate, arguments))
+    return run_and_publish(partial(run_check, check), folder, time_allowed)
+
+
+def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
+    """Make the check for arguments of `check_generate`. Its setup is as given. Raises: UsageError."""
+    from assay.devices.run_string import parse_run
+    from assay.generate.spec import AXES, GenerateCheck
+    from assay.launch import parse_mesh
+    from assay.models.sources import remote_code_of
+    from assay.recording.limits import parse_size, parse_time
+    from assay.runs.results import find_golden
+
+    one = _with_defaults(check_generate, given)
+    if (one.reference is None) == (one.golden is None):
+        raise UsageError("give either --reference RUN or --golden TRACE")
+    for name, limit in (("--disk", one.disk), ("--budget", one.budget)):
+        if one.golden is not None and limit is not None:
+            raise UsageError(f"{name} limits the golden of --reference; --golden is there already")
+    if one.budget is not None and one.level not in ("auto", "modules"):
+        raise UsageError("--budget is for --level modules: other levels only generate")
+    inputs = input_options(
+        **{name: getattr(one, name) for name in signature(input_options).parameters}
+    )
+    return GenerateCheck(
+        model=str(one.model),
+        candidate=parse_run(one.candidate),
+        reference=None if one.reference is None else parse_run(one.reference),
+        golden=None if one.golden is None else find_golden(Path(one.golden)),
+        verify_golden=not one.no_verify,
         inputs=inputs,
         given=frozenset(inputs.model_fields_set),
-        level="modules" if level == "auto" else level,
-        setup=setup,
-        options=chosen,
-        mesh=ranks,
-        limits=limits,
-        allow_unused=globs(allow_unused),
-        keep=keep,
-        max_disk=max_disk,
-        max_memory=max_memory,
-        max_seconds=max_seconds,
-        remote_code=remote_code_of(trusted=trust_remote_code),
-        command=command_line(check_generate, arguments),
+        level="modules" if one.level == "auto" else one.level,
+        setup=one.candidate_setup,
+        options={name: str(value) for name, value in (one.candidate_option or {}).items()},
+        mesh=parse_mesh(one.mesh, AXES) if one.mesh else {},
+        limits=one.limits,
+        allow_unused=globs(one.allow_unused),
+        keep=one.keep,
+        max_disk=None if one.disk is None else parse_size(one.disk),
+        max_memory=None if one.memory is None else parse_size(one.memory),
+        max_seconds=None if one.budget is None else parse_time(one.budget),
+        remote_code=remote_code_of(trusted=one.trust_remote_code),
     )
-    return run_and_publish(partial(run_check, check), folder, time_allowed)
 
 
 def check_train(  # noqa: PLR0913 - one for each option
@@ -241,66 +242,77 @@ def check_train(  # noqa: PLR0913 - one for each option
         MachineError: What this machine lacks.
     """
     arguments = dict(locals())
-
-    from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
-    from assay.models.sources import remote_code_of
-    from assay.recording.limits import parse_size
     from assay.runs import RunFolder
     from assay.training.check import check_train as run_check
-    from assay.training.overfit.check import check_overfit, overfit_options
+    from assay.training.overfit.check import check_overfit
+
+    time_allowed = seconds_of_timeout(timeout)
+    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
+    check = train_check_of(arguments)
+    folder = RunFolder.create("check train", output).path
+    setup = arguments["candidate_setup"] = code.write(folder)
+    check = replace(check, setup=setup, command=command_line(check_train, arguments))
+    run: Callable[..., object] = partial(check_overfit, tracker=track) if overfit else run_check
+    return run_and_publish(partial(run, check), folder, time_allowed)
+
+
+def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
+    """Make the check for arguments of `check_train`. Its setup is as given. Raises: UsageError."""
+    from assay.launch import parse_mesh
+    from assay.models.sources import remote_code_of
+    from assay.recording.limits import parse_size
+    from assay.training.overfit.check import overfit_options
     from assay.training.reports import TrainCheck, TrainOptions
 
-    of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
-    of_steps = {"--steps": steps, "--resume-at": resume_at, "--disk": disk}
-    refuse_other_mode(of_steps, of_overfit, overfit=overfit)
-    ranks = parse_mesh(mesh) if mesh else {}
-    if world is not None and world != prod(ranks.values()):
-        if mesh:
-            raise UsageError(f"--world {world}: the mesh {mesh} has {prod(ranks.values())} ranks")
-        ranks = parse_mesh(f"dp={world}")
-    features = {
-        "cpu-offload": cpu_offload,
-        "recompute": recompute,
-        "mixed-precision": mixed_precision,
-        "loss-scaling": loss_scaling,
-        "packed": packed,
-        "compile": compile,
-    }
+    one = _with_defaults(check_train, given)
+    of_overfit = {"--overfit-steps": one.overfit_steps, "--track": one.track}
+    of_steps = {"--steps": one.steps, "--resume-at": one.resume_at, "--disk": one.disk}
+    refuse_other_mode(of_steps, of_overfit, overfit=one.overfit)
+    ranks = parse_mesh(one.mesh) if one.mesh else {}
+    if one.world is not None and one.world != prod(ranks.values()):
+        if one.mesh:
+            raise UsageError(
+                f"--world {one.world}: the mesh {one.mesh} has {prod(ranks.values())} ranks"
+            )
+        ranks = parse_mesh(f"dp={one.world}")
+    features = (
+        "cpu_offload", "recompute", "mixed_precision", "loss_scaling", "packed", "compile",
+    )  # fmt: skip
+    micro_batches = one.micro_batches
     if micro_batches is None:
         # Two, or one for every stage of every rank of dp.
         micro_batches = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
-    time_allowed = seconds_of_timeout(timeout)
-    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
-    folder = RunFolder.create("check train", output).path
-    setup = arguments["candidate_setup"] = code.write(folder)
-    check = TrainCheck(
-        TrainOptions(
-            model=str(model),
-            micro_batches=micro_batches,
-            lora=lora,
-            seed=seed,
-            remote_code=remote_code_of(trusted=trust_remote_code),
-        ),
-        reference,
-        candidate,
-        trainer=candidate_trainer,
-        setup=setup,
-        limits=limits,
-        allow_unused=globs(allow_unused),
-        max_disk=None if disk is None else parse_size(disk),
-        keep=keep,
-        mesh=ranks,
-        features=tuple(name for name, wanted in features.items() if wanted),
-        command=command_line(check_train, arguments),
+    options = TrainOptions(
+        model=str(one.model),
+        micro_batches=micro_batches,
+        lora=one.lora,
+        seed=one.seed,
+        remote_code=remote_code_of(trusted=one.trust_remote_code),
     )
-    if overfit:
-        chosen = overfit_options(check.options, overfit_steps, learning_rate)
-        run: Callable[..., object] = partial(check_overfit, tracker=track)
+    if one.overfit:
+        options = overfit_options(options, one.overfit_steps, one.learning_rate)
     else:
-        chosen = _choose_steps(check.options, steps, resume_at, learning_rate)
-        run = run_check
-    return run_and_publish(partial(run, replace(check, options=chosen)), folder, time_allowed)
+        options = _choose_steps(options, one.steps, one.resume_at, one.learning_rate)
+    return TrainCheck(
+        options,
+        one.reference,
+        one.candidate,
+        trainer=one.candidate_trainer,
+        setup=one.candidate_setup,
+        limits=one.limits,
+        allow_unused=globs(one.allow_unused),
+        max_disk=None if one.disk is None else parse_size(one.disk),
+        keep=one.keep,
+        mesh=ranks,
+        features=tuple(name.replace("_", "-") for name in features if getattr(one, name)),
+    )
+
+
+def _with_defaults(function: Callable[..., object], given: Mapping[str, Any]) -> SimpleNamespace:
+    """Return all arguments of a function as attributes."""
+    parameters = signature(function).parameters.items()
+    return SimpleNamespace(**{name: given.get(name, one.default) for name, one in parameters})
 
 
 def refuse_other_mode(

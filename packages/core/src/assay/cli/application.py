@@ -18,6 +18,7 @@ from assay.api.options import Option
 from assay.cli.capture import CaptureCommand, capture
 from assay.cli.ci import ci_app, init
 from assay.cli.derived_commands import GroupedCommand, derive_command, with_options
+from assay.cli.reproduce import reproduce
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
 
@@ -436,6 +437,7 @@ def explain(
 
 
 app.command("init")(init)
+app.command("reproduce")(reproduce)
 
 
 @models_app.command("list")

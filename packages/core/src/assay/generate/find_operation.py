@@ -92,7 +92,7 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
     check = wanted.check
     section = GoldenSection.open(check.golden_folder, check.dtype)
     golden = section.golden
-    work = _shortened(section, wanted.site)
+    work = shortened(section, wanted.site)
     num_tokens = count_tokens([work.batch])
     module = wanted.site.module
     folder = wanted.folder if rank is None else rank_folder(wanted.folder, rank.number)
@@ -124,7 +124,7 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
                 _store(writer, name, _operations(load(name), section, work, wanted.site))
 
 
-def _shortened(section: GoldenSection, site: CallSite) -> Work:
+def shortened(section: GoldenSection, site: CallSite) -> Work:
     """Return the batch of the call, without the steps after it."""
     number = site.micro_batch
     work = next((w for w in whole_batches(section.batches) if w.batch.number == number), None)

@@ -58,7 +58,8 @@ class _GradientTap(torch.autograd.Function):
         del computed, anchor
         ctx.arrive = arrive
         # A copy: autograd forbids changes in place of a view that a Function returns.
-        return copy_of(injected)
+        with suspended():
+            return copy_of(injected)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401

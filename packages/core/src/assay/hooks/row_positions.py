@@ -202,6 +202,12 @@ class RowIndex:
         """Return the number of rows of this tensor that `flatten` leaves out."""
         return self._addresses(tensor.shape).num_padding
 
+    def kept(self, shape: torch.Size) -> Tensor:
+        """Return which rows of a tensor `flatten` keeps, bool of its shape without the last dim."""
+        kept = torch.ones(math.prod(shape[:-1]), dtype=torch.bool)
+        kept[self._addresses(shape).left_out] = False
+        return kept.reshape(shape[:-1])
+
     def padding(self, *tensors: Tensor) -> list[Tensor]:
         """Return the rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
         left_out = self._addresses(tensors[0].shape).left_out

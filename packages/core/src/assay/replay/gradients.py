@@ -353,7 +353,7 @@ class GradientReplayer(Replayer):
         partner = self._find_partner(call)
         if partner is None:
             return gradient
-        expected = self.trace.tensor(partner, port)
+        expected = self._expected(partner, port, gradient)
         if self._index.rows != partner.rows:
             self._index = RowIndex(partner.rows)
         place, shape = (partner.site.module, port), tuple(expected.shape)
@@ -387,7 +387,15 @@ class GradientReplayer(Replayer):
         injected = injected.to(gradient.device)
         if layout is not None:
             injected = layout.part_of_gradient(*place, injected)
-        return laid_out_as(injected, gradient)
+        injected = laid_out_as(injected, gradient)
+        return self.show_injected(partner.site, f"gradient of {port}", injected)
+
+    def _expected(self, partner: Call, port: str, gradient: Tensor) -> Tensor:
+        """Return the recorded gradient, and let the observer see it with the model's."""
+        expected = self.trace.tensor(partner, port)
+        if self.observer is not None:
+            self.observer.measure(partner.site, port, gradient, expected)
+        return expected
 
     def micro_batches_begun(self) -> list[int]:
         """Return the micro-batches with a gradient since the last `finish_backward`."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from assay.replay.ports import (
     PartQueue,
     RankLayout,
     ancestors,
+    causal_like,
     count_differences,
     in_form_of,
     is_attention_mask,
@@ -220,6 +221,22 @@ class _RootCall:
         return RowIndex(rows and RowMap(rows.prompts, tuple((max(of),) for of in rows.positions)))
 
 
+class ValueObserver(Protocol):
+    """Sees the values of a replay."""
+
+    def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
+        """See the value of the model, and the recorded one."""
+
+    def inject(self, site: CallSite, port: str, value: Tensor) -> None:
+        """See the value that replaces the model's."""
+
+    def alias(self, new: Tensor, known: Tensor) -> None:
+        """See another object with the value of an injected one."""
+
+    def overwrite(self, value: Tensor) -> None:
+        """See a tensor before the recorded value is written to it."""
+
+
 @dataclass
 class Replayer:
     """A handler that measures a model against `trace`, and injects the trace's values."""
@@ -246,6 +263,7 @@ class Replayer:
     """Results of calls that backward repeats."""
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     """The running batch in the trace. The caller sets it before each batch."""
+    observer: ValueObserver | None = None
     _parts: PartQueue = field(default_factory=PartQueue)
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _called: set[CallSite] = field(default_factory=set)
@@ -290,9 +308,10 @@ class Replayer:
             # Measured later: the cache is about to be overwritten.
             added = addition.tensor.clone()
             index = self._root.index if addition.has_tokens else self._root.last_index
+            self._show_own(active, addition.port, addition.tensor)
             injected = self._measure_and_replace(active, addition.port, added, index)
             if injected is not added:
-                write_injected(addition.tensor, injected)
+                self._write_over(addition.tensor, injected)
             if addition.history_changed is not None:
                 result = self._result(active, addition.port, addition.tensor)
                 result.exact.add(1, int(addition.history_changed))
@@ -317,6 +336,8 @@ class Replayer:
         content = self._root.injected.get(known)
         if content is not None:
             self._root.injected.put(new, content)
+        if self.observer is not None:
+            self.observer.alias(new, known)
 
     def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
         """Return a result of a call, with a router's columns in the reference's order."""
@@ -377,6 +398,7 @@ class Replayer:
     ) -> Tensor:
         """Measure `actual` and return its replacement. index: that of the root call by default."""
         matched: _Matched = active.state
+        self._show_own(active, port, actual)
         if port not in matched.call.ports:
             self.results.note_extra_port(active.call.site.module, port)
             return actual
@@ -417,7 +439,7 @@ class Replayer:
             injected = layout.part(module, port, injected)
         injected = laid_out_as(injected, actual.detach())
         self._root.injected.put(injected, key)
-        return injected
+        return self.show_injected(active.call.site, port, injected)
 
     def _measure(
         self, result: PortResult, active: ActiveCall, index: RowIndex, excluded: Tensor | None,
@@ -461,7 +483,28 @@ class Replayer:
                 continue
             injected = self._measure_and_replace(active, name, value)
             if injected is not value:
-                write_injected(tensor, injected)
+                self._write_over(tensor, injected)
+
+    def _show_own(self, active: ActiveCall, port: str, value: Tensor) -> None:
+        """Let the observer see the model's value at a port; one that backward repeats is of that phase."""
+        if self.observer is None:
+            return
+        matched: _Matched = active.state
+        if port not in matched.call.ports:
+            return
+        site = active.call.site.backward if active.is_recompute else active.call.site
+        self.observer.measure(site, port, value, self._recorded(matched.call, port))
+
+    def show_injected(self, site: CallSite, port: str, value: Tensor) -> Tensor:
+        """Let the observer see the value that replaces the model's, and return it."""
+        if self.observer is not None:
+            self.observer.inject(site, port, value)
+        return value
+
+    def _write_over(self, target: Tensor, injected: Tensor) -> None:
+        if self.observer is not None:
+            self.observer.overwrite(target)
+        write_injected(target, injected)
 
     def _replace_mask(
         self, result: PortResult, active: ActiveCall, port: str, actual: Tensor, expected: Tensor
@@ -492,6 +535,7 @@ class Replayer:
             matched.seen.add(port)
             expected, num_compared, num_different = absent
             self._result(active, port, expected).exact.add(num_compared, num_different)
+            self._show_own(active, port, causal_like(expected))
             if num_different:
                 active.arguments[name] = mask_for(active.module, expected)
 

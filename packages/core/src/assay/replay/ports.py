@@ -150,8 +150,7 @@ def count_differences(
     expected_BT1S = allowed(expected)
     batch, _, length, num_keys = expected_BT1S.shape
     if actual is None:
-        causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
-        actual_BT1S = causal.expand(batch, 1, length, num_keys)
+        actual_BT1S = causal_like(expected)
     else:
         actual_BT1S = _without_empty_slots(allowed(actual.detach().cpu()), num_keys)
     valid = torch.ones(batch, length, dtype=torch.bool)
@@ -163,6 +162,13 @@ def count_differences(
     except RuntimeError:  # shapes differ: no pair agrees
         return num_compared, num_compared
     return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
+
+
+def causal_like(expected: Tensor) -> Tensor:
+    """Return the mask that attention without a mask has: causal, as (B, 1, T, S) like the reference's mask."""
+    batch, _, length, num_keys = expected.shape
+    causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+    return causal.expand(batch, 1, length, num_keys)
 
 
 def _without_empty_slots(allowed_B1TS: Tensor, num_keys: int) -> Tensor:

@@ -158,6 +158,20 @@ class CandidateSide:
                 self.device.torch_device,
             )
 
+    def open_replay(
+        self, loss_scale: LossScale | None = None
+    ) -> tuple[OpenedTrainer, ReplayedSteps]:
+        """Open a fresh trainer, and what measures its steps; `loss_scale` is divided out of them."""
+        opened = self.open()
+        keep_no_cache(opened.trainer.model)
+        boundary = Boundary.exact_inputs_for(getattr(torch, self.run.dtype))
+        pointwise, untrained = (read_names(self.golden, kind) for kind in (POINTWISE, UNTRAINED))
+        rows, scope = RunRows.of_batches(self.batches), self.rank_scope(opened)
+        steps = ReplayedSteps(
+            opened, self.golden, rows, boundary, pointwise, untrained, scope, loss_scale
+        )
+        return opened, steps
+
     def own_part(self, opened: OpenedTrainer, state: State) -> State:
         """Return the part of a state that this process has."""
         return self.rank_scope(opened).own_part(state)
@@ -321,15 +335,8 @@ class _Candidate(CandidateSide):
         self, start: State, folder: Path, loss_scale: LossScale | None = None
     ) -> tuple[OpenedTrainer, ReplayedSteps]:
         """Replay a fresh trainer, and write its measurements; `loss_scale` is divided out of them."""
-        opened = self.open()
-        keep_no_cache(opened.trainer.model)
+        opened, steps = self.open_replay(loss_scale)
         torch_device = self.device.torch_device
-        boundary = Boundary.exact_inputs_for(getattr(torch, self.run.dtype))
-        pointwise, untrained = (read_names(self.golden, kind) for kind in (POINTWISE, UNTRAINED))
-        rows, scope = RunRows.of_batches(self.batches), self.rank_scope(opened)
-        steps = ReplayedSteps(
-            opened, self.golden, rows, boundary, pointwise, untrained, scope, loss_scale
-        )
         not_loaded = steps.found.not_loaded
         with steps.attached(), comparable(self.run.dtype, self.device):
             for number, batch in enumerate(self.batches):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from assay.hooks.suspension import suspended_modes
-from assay.sites import Phase
+from assay.sites import CallSite, Phase
 from assay.stages import Stage
 from assay.statistics import worst_error
 from assay.training.protocol import PHASE_METHODS, Trainer
@@ -342,7 +342,13 @@ class ObservedGradients:
             injected += _square(new)
             if parameter.grad is None:
                 parameter.grad = gradient
+            if (observer := self.handler.observer) is not None:
+                observer.overwrite(parameter.grad)
             put(parameter.grad, new)
+            if observer is not None:
+                observer.inject(
+                    CallSite(self._step, address.stage.module), address.port, parameter.grad
+                )
         self.found.rank_shares += [
             GradientShare(self._step, *one) for one in enumerate(shares_of_ranks(by_owner))
         ]
@@ -436,6 +442,7 @@ class UpdateWatch:
             for item in parameters:
                 # Since the start of the step, so that any earlier change counts as update.
                 value = whole(item.tensor.detach())
+                self.handler.show(item, self._before[item.name])
                 update = value.to(torch.float64, copy=True).sub_(self._before[item.name])
                 expected = observe_update(self.handler, item, update, self._state_of(item.tensor))
                 if expected is not update:
@@ -446,6 +453,7 @@ class UpdateWatch:
         with suspended_modes():
             for item, hashes in self._after:
                 # Only the optimizer may change a trained parameter or its moments.
+                self.handler.show(item, self._before[item.name], "changed-later")
                 changed = _num_unequal(hashes, self._hash_stepped(item.tensor))
                 address = address_of(item, "optimizer", "changed-later")
                 self.handler.observe(address, torch.tensor([changed]))

@@ -127,10 +127,11 @@ class StepObserver:
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step of the trainer, and observe it."""
         self._step, self._batch = step, batch
-        self.of_parameters.begin_step(step)
-        self.handler.begin_step(step)
-        self.handler.loss_scale.begin_step()
-        self.updates.begin_step()
+        with suspended_modes():
+            self.of_parameters.begin_step(step)
+            self.handler.begin_step(step)
+            self.handler.loss_scale.begin_step()
+            self.updates.begin_step()
         report = self.opened.trainer.step(copied(batch))
         if "optimizer" not in self.found.seen:
             self._observe_last_gradients()

@@ -23,6 +23,7 @@ from assay.hooks.suspension import suspended
 from assay.hooks.tensors import Boundary
 from assay.judge.results import PortResult, ReplayResults
 from assay.replay.gradients import LossScale
+from assay.replay.modules import ValueObserver
 from assay.replay.ports import RankLayout
 from assay.sites import CallSite, Phase
 from assay.stages import Stage
@@ -172,6 +173,7 @@ class StepValueHandler:
     """The values that this process has to show."""
     loss_scale: LossScale = field(default_factory=LossScale, kw_only=True)
     """To be divided out."""
+    observer: ValueObserver | None = field(default=None, kw_only=True)
 
     def begin_step(self, step: int) -> None:
         """Assign all values until `end_step` to this step."""
@@ -205,6 +207,9 @@ class StepValueHandler:
 
     def skip(self, address: ValueAddress) -> None:
         """Expect no such value in this step: no method of the trainer shows it."""
+
+    def show(self, item: NamedParameter, before: Tensor, what: str = "update") -> None:
+        """See a parameter, whose value before the step is `before`, where `what` is observed."""
 
     def end_step(self) -> None:
         """Finish the step."""
@@ -531,6 +536,10 @@ class StageRecorder(StepValueHandler):
         self._values.finish()
 
 
+# Ports at which `show` gives the parameter itself to an observer.
+_SHOWN = ("update.", "changed-later.")
+
+
 @dataclass
 class StageReplayer(StepValueHandler):
     """A handler that measures the values of each step against those in a trace."""
@@ -591,6 +600,8 @@ class StageReplayer(StepValueHandler):
         if actual.shape != expected.shape:
             self._count_exact(result, address, 1, 1)
             return value
+        if self.observer is not None and not address.port.startswith(_SHOWN):
+            self.observer.measure(self._site(address), address.port, value, expected)
         if not expected.is_floating_point():
             num_different = int((actual != expected).sum())
             self._count_exact(result, address, expected.numel(), num_different)
@@ -605,6 +616,17 @@ class StageReplayer(StepValueHandler):
             if stage.phase == "optimizer":
                 return expected
             return self.boundary.injected(expected, value.dtype).to(value.device)
+
+    def show(self, item: NamedParameter, before: Tensor, what: str = "update") -> None:
+        """Let the observer see the parameter in place of its change."""
+        change = self.find(address_of(item, "optimizer", "update"))
+        if self.observer is not None and change is not None:
+            address, expected = address_of(item, "optimizer", what), before.cpu().double() + change
+            self.observer.measure(self._site(address), address.port, item.tensor, expected)
+
+    def _site(self, address: ValueAddress) -> CallSite:
+        stage = address.stage
+        return CallSite(self._step, stage.module, 0, stage.phase, micro_batch=address.index)
 
     def injected(self, address: ValueAddress, dtype: torch.dtype) -> Tensor | None:
         """Return the reference's value for the next phase in `dtype`, if there is one."""

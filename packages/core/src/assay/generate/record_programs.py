@@ -1,0 +1,102 @@
+"""Record the programs that made the wrong values of a stage, for `assay reproduce`.
+
+The candidate and the noise run replay the golden's calls in their own processes. The candidate looks for the
+values in all batches and keeps the worst; the noise run records the same ones.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.generate.candidate import load_candidate
+from assay.generate.capture import load_reference
+from assay.generate.find_operation import shortened
+from assay.generate.generation_loop import count_tokens, timeline_of
+from assay.generate.golden import GoldenSection
+from assay.generate.passes import Side, run_forced
+from assay.generate.spec import PRELOAD, GenerateCheck
+from assay.hooks.module_tracer import ModuleTracer
+from assay.launch import Rank, RemoteFunction, call, world_of
+from assay.models.config_files import attention_of
+from assay.models.load import choose_threads
+from assay.recording.programs import ProgramPair, ProgramRecorder
+from assay.replay.modules import Replayer
+from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
+from assay.runs import Progress
+from assay.sites import CallSite
+
+
+class WantedPrograms(NamedTuple):
+    """The values whose programs one side records."""
+
+    check: GenerateCheck
+    wanted: Wanted
+
+
+_RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
+    "assay.generate.record_programs:record_programs", PRELOAD
+)
+
+
+def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> list[ProgramPair]:
+    """Record both sides' programs of the wanted values, each at the call with the largest error.
+
+    check: `folder` is that of the run.
+    """
+    check = replace(check, golden=check.golden_folder, folder=wanted.folder, verify_golden=False)
+    world = world_of(check.mesh, check.candidate.device)
+
+    def candidate(wanted: Wanted) -> list[RecordedValue]:
+        request, name = WantedPrograms(check, wanted), "candidate"
+        folder = check.folder
+        by_rank = call(_RECORD, request, world=world, folder=folder, name=name, progress=progress)
+        return [one for of_rank in by_rank for one in of_rank]
+
+    def reference(wanted: Wanted) -> list[RecordedValue]:
+        request, name = WantedPrograms(check, wanted), "reference"
+        return call(_RECORD, request, folder=check.folder, name=name, progress=progress)[0]
+
+    return pair_programs(candidate, reference, wanted)
+
+
+def record_programs(
+    request: WantedPrograms, progress: Progress, rank: Rank | None = None
+) -> list[RecordedValue]:
+    """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
+    check, wanted = request
+    section = GoldenSection.open(check.golden_folder, check.dtype)
+    if wanted.sites:
+        choose_threads(section.golden.model.num_parameters)
+        device = open_run(parse_run(section.golden.reference["run"]))
+        loaded = load_reference(check.model, device, check.dtype, check.remote_code)
+        side = Side(loaded, device)
+    else:
+        side = load_candidate(check, section.golden, rank)
+    finder = ProgramFinder(wanted, ProgramRecorder(side.loaded.model), section.steps)
+    batches = {site.at.micro_batch for site in wanted.sites}
+    for batch in section.batches:
+        if not batches or batch.number in batches:
+            with progress.task("records the operations", count_tokens([batch]), "tokens"):
+                _run(side, section, finder, batch.number)
+    return finder.write()
+
+
+def _run(side: Side, section: GoldenSection, finder: ProgramFinder, number: int) -> None:
+    """Replay a batch up to the wanted step."""
+    step = finder.wanted.step
+    work = shortened(section, CallSite(step, "", micro_batch=number))
+    replayer = Replayer(
+        section.steps, section.boundary, attention_of(side.loaded), source=work.source
+    )
+    replayer.observer, replayer.layout = finder, side.layout
+    tracer = ModuleTracer(replayer)
+
+    def is_wanted() -> bool:
+        return tracer.active is not None and tracer.active.call.site.step == step
+
+    finder.recorder.is_recording = is_wanted
+    tokens = section.tensors("tokens")[[one.number for one in section.batches].index(number)]
+    with tracer.attached(side.loaded.model):
+        tracer.begin_batch(number, timeline_of(work.batch))
+        run_forced(side, work, tokens[:, : work.batch.max_new_tokens], finder.recorder)

@@ -1,0 +1,148 @@
+"""Find wrong values in a replay, and keep the programs that made them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from assay.hooks.row_positions import RowIndex
+from assay.recording.programs import Program, ProgramPair, ProgramRecorder
+from assay.replay.ports import allowed, is_attention_mask
+from assay.replay.trace_views import ReplayedTrace
+from assay.sites import CallSite, Phase, Site
+from assay.trace import Trace, TraceWriter
+
+
+class Wanted(NamedTuple):
+    """The values whose programs one side records."""
+
+    folder: Path
+    """Each program is a trace there."""
+    step: int
+    ports: tuple[tuple[Phase, str, str], ...]
+    """Phase, module and port of values at any call in this step; the candidate's."""
+    sites: tuple[Site, ...] = ()
+    """Values at these calls; of the noise run."""
+
+
+class RecordedValue(NamedTuple):
+    """A value whose program was recorded."""
+
+    site: Site
+    folder: Path
+    error: float
+    """Relative to the recorded value; of values that must be equal, the share that differs."""
+
+
+Record = Callable[[Wanted], list[RecordedValue]]
+"""Has one side record programs in its own processes."""
+
+
+def pair_programs(
+    record_candidate: Record, record_reference: Record, wanted: Wanted
+) -> list[ProgramPair]:
+    """Record the candidate's programs of wanted values, then the reference's of the same values."""
+    values = record_candidate(wanted._replace(folder=wanted.folder / "candidate"))
+    if not values:
+        return []
+    # What backward computes again, the reference computes in forward.
+    both = [site for one in values for site in (one.site, _in_forward(one.site))]
+    sites = tuple(dict.fromkeys(both))
+    trusted = record_reference(Wanted(wanted.folder / "reference", wanted.step, (), sites))
+    references = {one.site: Program.read(Trace.open(one.folder)) for one in trusted}
+    traces = [(one.site, Trace.open(one.folder)) for one in values]
+    return [
+        ProgramPair(
+            site,
+            Program.read(trace),
+            references.get(site, references.get(_in_forward(site))),
+            trace.attachment("answer"),
+        )
+        for site, trace in traces
+    ]
+
+
+def _in_forward(site: Site) -> Site:
+    return replace(site, at=replace(site.at, phase="forward"))
+
+
+_Key = tuple[Phase, str, str] | Site
+
+
+class _RecordedProgram(NamedTuple):
+    error: float
+    site: Site
+    program: Program
+    answer: dict[str, Tensor]
+
+
+@dataclass
+class ProgramFinder:
+    """Keeps the programs of wanted values."""
+
+    wanted: Wanted
+    recorder: ProgramRecorder
+    trace: ReplayedTrace
+    found: dict[_Key, _RecordedProgram] = field(default_factory=dict)
+
+    def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
+        """Keep the program of a wanted value that has a larger error than those before."""
+        at = Site(site, port)
+        key: _Key = at if self.wanted.sites else (site.phase, site.module, port)
+        if site.step != self.wanted.step or key not in (self.wanted.sites or self.wanted.ports):
+            return
+        call = self.trace.find(replace(site, phase="forward"))
+        answer = answer_of(port, expected, RowIndex(call.rows if call else None))
+        error = _relative_error(answer, value)
+        is_worst = error > (self.found[key].error if key in self.found else 0.0)
+        if is_worst or self.wanted.sites:
+            self.found[key] = _RecordedProgram(error, at, self.recorder.program_of(value), answer)
+
+    def inject(self, site: CallSite, port: str, value: Tensor) -> None:
+        """Name an input of programs."""
+        name = port.removeprefix("input.").replace("output", "result")
+        self.recorder.name(value, f"{site.module.rpartition('.')[2]}.{name}".strip("."))
+
+    def alias(self, new: Tensor, known: Tensor) -> None:
+        """Name an input like another one."""
+        self.recorder.alias(new, known)
+
+    def overwrite(self, value: Tensor) -> None:
+        """Let the content be an input."""
+        self.recorder.replacing(value)
+
+    def write(self) -> list[RecordedValue]:
+        """Write a trace for each program, with the recorded value."""
+        values = []
+        for number, one in enumerate(self.found.values()):
+            folder = self.wanted.folder / str(number)
+            with TraceWriter(folder, {"site": str(one.site)}) as writer:
+                one.program.write(writer)
+                writer.attach("answer", one.answer)
+            values.append(RecordedValue(one.site, folder, one.error))
+        return values
+
+
+def answer_of(port: str, answer: Tensor, index: RowIndex) -> dict[str, Tensor]:
+    """Return the recorded value, and which of its rows are compared (those of tokens), by name."""
+    if is_attention_mask(port, answer):
+        answer = allowed(answer)
+    elif answer.ndim == 2 and not answer.is_floating_point():
+        answer = answer[..., None]  # a number for each token
+    return {"answer": answer, "kept": index.kept(answer.shape)}
+
+
+def _relative_error(answer: dict[str, Tensor], value: Tensor) -> float:
+    actual, expected, kept = value.detach().cpu(), answer["answer"], answer["kept"]
+    if actual.shape != expected.shape:
+        return 1.0
+    if expected.dtype is torch.bool:
+        actual = allowed(actual)
+    actual, expected = actual[kept], expected[kept]
+    if not expected.is_floating_point():
+        return float((actual != expected).double().mean())
+    error = (actual.double() - expected.double()).norm() / expected.double().norm()
+    return float(error.nan_to_num(torch.inf))

@@ -1,0 +1,129 @@
+"""Build a reproduction from the recorded programs, and write its folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from assay.dtypes import float_format
+from assay.files import write_whole
+from assay.models.config_files import first_line
+from assay.output.pages import text_environment
+from assay.recording.programs import ProgramPair
+from assay.reproduce.minimize import minimize, reproduces
+from assay.reproduce.script import TEMPLATES, Kind, Reproduction, Words, name_inputs, severity
+from assay.verdicts import Verdict
+
+# Of the float64 run of the reference's operations, to the recorded answer in float32.
+_SAME = 1e-5
+# Times the limit: fewer values still show it.
+_CLEAR = 5.0
+
+
+def build(
+    pairs: Sequence[ProgramPair], recorded: str, limits: Mapping[str, float], words: Words
+) -> Reproduction | str:
+    """Build the smallest reproduction of one of the values that fails.
+
+    recorded: the candidate's dtype.
+    Returns: the reasons if there is none.
+    """
+    reasons: dict[str, str] = {}
+    for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
+        found = _build_one(pair, recorded, limits, words)
+        if not isinstance(found, str):
+            return found
+        reasons.setdefault(found, str(pair.site))
+    if not reasons:
+        return "no value there is over its limit"
+    return "; ".join(f"{site}: {reason}" for reason, site in reasons.items())
+
+
+def _build_one(
+    pair: ProgramPair, recorded: str, limits: Mapping[str, float], words: Words
+) -> Reproduction | str:
+    """Build the reproduction of one value. Returns: the reason if there is none."""
+    if pair.reference is None:
+        return "the reference does not make this value"
+    names, inputs = name_inputs((pair.candidate, pair.reference))
+    answer = pair.answer["answer"]
+    kind: Kind = "values" if answer.is_floating_point() else "exact"
+    kind = "mask" if answer.dtype is torch.bool else kind
+    is_known = set(names[0].values()) <= set(names[1].values())
+    # A mask that no operation made is the causal one, where the model passes none.
+    if not pair.candidate.steps and kind != "mask" and not is_known:
+        return "no operation of torch made it"
+    one = Reproduction(
+        pair.site, pair.candidate, pair.reference, names, inputs | dict(pair.answer), kind, recorded,
+        recorded, limits, words,
+    )  # fmt: skip
+    try:
+        wide = one.run_wide()
+        # A reference without steps takes the recorded value as the next module gets it, rounded.
+        same = _SAME if pair.reference.steps else float_format(recorded).unit_roundoff
+        if not _is_same(wide, pair.answer, kind, same):
+            return "the reference's operations do not give the recorded value again"
+        if kind == "values":
+            one = replace(one, tensors={**one.tensors, "answer": wide.double()})
+        found = [dtype for dtype in dict.fromkeys((recorded, "float32")) if reproduces(one, dtype)]
+    except RuntimeError as error:
+        return f"the operations do not run again: {first_line(error)}"
+    if not found:
+        return "the operations give the right value when they run again"
+    # Another computation shows best in float32, and may hide in the noise of fewer values.
+    wrong = {dtype: severity(one.measure(dtype, words.device)) for dtype in found}
+    is_clear = wrong[found[0]] > _CLEAR or wrong[found[0]] >= wrong[found[-1]]
+    return minimize(replace(one, dtype=found[0] if is_clear else found[-1]))
+
+
+def _is_same(wide: Tensor, recorded: Mapping[str, Tensor], kind: Kind, error: float) -> bool:
+    answer, kept = recorded["answer"], recorded["kept"]
+    if kind != "values":
+        return True
+    if wide.shape != answer.shape:
+        return False
+    wide, answer = wide[kept], answer[kept].double()
+    return bool((wide - answer).norm() <= error * answer.norm())
+
+
+def find_tokens(one: Reproduction) -> list[str]:
+    """Return the names of inputs that may hold tokens of prompts: integers that are no positions."""
+    return [
+        name
+        for name, tensor in one.tensors.items()
+        if tensor.dtype in (torch.int64, torch.int32)
+        and tensor.numel() > 1
+        and name != "answer"
+        and "position" not in name
+    ]
+
+
+def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
+    """Write the four files into `folder`. Returns: reproduce.py."""
+    tensors = {name: tensor.contiguous() for name, tensor in one.tensors.items()}
+    save_file(tensors, folder / "tensors.safetensors")
+    facts = {
+        "site": str(one.site),
+        "command": verdict.command,
+        "environment": verdict.environment,
+        "reference": verdict.reference,
+        "candidate": verdict.candidate,
+    }
+    write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
+    template = text_environment(TEMPLATES).get_template("README.md.j2")
+    rows = one.measure(one.dtype, one.words.device)
+    readme = template.render(
+        headline=one.words.headline,
+        story=one.words.story,
+        site=one.site,
+        rows=rows,
+        dtype=one.dtype,
+        recorded=one.recorded,
+        libraries="",
+    )
+    write_whole(folder / "README.md", readme)
+    return write_whole(folder / "reproduce.py", one.text)

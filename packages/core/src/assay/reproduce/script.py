@@ -1,0 +1,281 @@
+"""Programs as Python code: the text of reproduce.py."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from assay.output.pages import text_environment
+from assay.recording.programs import TORCH, Program, Step, numbers_in
+from assay.sites import Site
+from assay.statistics import Statistic
+
+Kind = Literal["values", "exact", "mask"]
+Row = tuple[str, float, float, float]
+"""Statistic, error, noise and limit."""
+
+# As safetensors names them.
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+# The statistics of reproduce.py, and whose limits they have.
+STATISTICS: dict[str, Statistic] = {
+    "relative error": "replay-tensor",
+    "error of the worst row": "replay-row",
+    "error of the scale": "replay-slope",
+}
+
+# A longer expression gets a line of its own.
+_LONG = 60
+_TO_THE_END = str(2**63 - 1)
+
+# Keyword arguments that change nothing.
+_USUAL: tuple[tuple[str, Any], ...] = (
+    ("pin_memory", False),
+    ("layout", {TORCH: "strided"}),
+    ("memory_format", {TORCH: "preserve_format"}),
+)
+
+# Without a graph their result is their argument.
+_SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
+
+_OTHER = "  # not so in the reference"
+
+# Operations of one device, with the function that has their first result on every device, and its keywords.
+_PORTABLE = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": (
+        "F.scaled_dot_product_attention", ("dropout_p", "is_causal"),
+    ),
+}  # fmt: skip
+
+
+def _mark(code: str, reference: str) -> str:
+    """Mark the lines whose operations are not in the other code, whatever their variables are called."""
+
+    def bare(line: str) -> str:
+        return re.sub(r"\bv\d+\b", "v", line)
+
+    known = {bare(line) for line in reference.splitlines()}
+    lines = code.splitlines()
+    return "\n".join(line if bare(line) in known else line + _OTHER for line in lines)
+
+
+class UnwritableError(RuntimeError):
+    """A program that is no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What reproduce.py says about itself."""
+
+    headline: str
+    story: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Two programs that make the value at `site`, their tensors and the right result.
+
+    tensors: inputs by name, "answer" (float64, or what must be equal) and "kept" (its compared rows).
+    recorded: the candidate's dtype. dtype: the one that reproduce.py uses by default.
+    """
+
+    site: Site
+    candidate: Program
+    reference: Program | None
+    names: Sequence[Mapping[int, str]]
+    """The name of each input of both programs."""
+    tensors: Mapping[str, Tensor]
+    kind: Kind
+    recorded: str
+    dtype: str
+    limits: Mapping[str, float]
+    words: Words
+
+    @cached_property
+    def text(self) -> str:
+        """The text of reproduce.py."""
+        programs = [one for one in (self.candidate, self.reference) if one is not None]
+        codes = [
+            _Writer(program, names, self.recorded).write()
+            for program, names in zip(programs, self.names, strict=False)
+        ]
+        used = sorted({_DTYPES[one.dtype] for one in self.tensors.values()})
+        dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in _DTYPES.items()}
+        template = text_environment(TEMPLATES).get_template("reproduce.py.j2")
+        return template.render(
+            candidate=_mark(codes[0], codes[-1]) if len(codes) > 1 else codes[0],
+            reference=codes[1] if codes[1:] != codes[:1] and len(codes) > 1 else None,
+            kind=self.kind,
+            recorded=self.recorded,
+            dtype=self.dtype,
+            dtypes=repr({name: dtypes[name] for name in used}),
+            limits=repr(dict(self.limits)),
+            headline=self.words.headline,
+            story=self.words.story,
+            device=self.words.device,
+        )
+
+    def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
+        """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
+        scope = self._scope
+        function = scope[program]
+        found: list[Row] = scope["measure"](self.tensors, getattr(torch, dtype), device, function)
+        return found
+
+    def run_wide(self) -> Tensor:
+        """Return the result of the reference's operations in float64."""
+        inputs = {name: one for name, one in self.tensors.items() if name not in ("answer", "kept")}
+        value: Tensor = self._scope["run"](self._scope["reference"], inputs, torch.float64, "cpu")
+        return value
+
+    @cached_property
+    def _scope(self) -> dict[str, Any]:
+        scope: dict[str, Any] = {"__name__": "reproduce"}
+        exec(compile(self.text, "reproduce.py", "exec"), scope)  # noqa: S102 - the text of this package
+        return scope
+
+
+def severity(rows: Iterable[Row]) -> float:
+    """Return the largest error, in units of noise times limit; over 1 is wrong."""
+    return max(
+        0.0 if error == 0 else error / (noise * limit) if noise * limit > 0 else math.inf
+        for _, error, noise, limit in rows
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes the body of a function."""
+
+    program: Program
+    names: Mapping[int, str]
+    recorded: str
+    _expressions: dict[int, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def write(self) -> str:
+        """Return the lines. A value that is used once is written where it is used."""
+        steps, target = self.program.steps, self.program.target
+        uses = Counter(number for step in steps for number in numbers_in((step.args, step.kwargs)))
+        uses[target] += 2
+        changes = any(map(_changes_memory, steps))
+        lines = []
+        for step in steps:
+            if step.operation in _SAME_TENSOR and step.results[0] is not None:
+                self._expressions[step.results[0]] = self._value(step.args[0]["value"])
+                continue
+            code, has_several = self._operation(step), step.has_several
+            results = [number if number and uses[number] else None for number in step.results]
+            if step.operation in _PORTABLE:  # of several results, it has the first
+                results, has_several = results[:1], False
+            made = [number for number in results if number is not None]
+            if (
+                made
+                and not has_several
+                and not changes
+                and uses[made[0]] == 1
+                and len(code) < _LONG
+            ):
+                self._expressions[made[0]] = code
+                continue
+            to = ", ".join("_" if one is None else self._new(one) for one in results)
+            to += "," * (has_several and len(results) == 1)
+            lines.append(f"    {to} = {code}" if made else f"    {code}")
+        return "\n".join([*lines, f"    return {self._value(target)}"])
+
+    def _new(self, number: int) -> str:
+        self._count += 1
+        self._expressions[number] = name = f"v{self._count}"
+        return name
+
+    def _value(self, number: int) -> str:
+        if number in self.names:
+            return f't["{self.names[number]}"]'
+        return self._expressions[number]
+
+    def _operation(self, step: Step) -> str:
+        args = [self._code(one) for one in step.args]
+        namespace, name, *_ = step.operation.split(".")
+        if name == "slice" and args[-1] == _TO_THE_END:
+            args.pop()
+        called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
+        if step.operation in _PORTABLE:
+            called, keywords = _PORTABLE[step.operation]
+            args = [*args[:3], "enable_gqa=True", *map("{}={}".format, keywords, args[3:])]
+        kwargs = [item for item in step.kwargs.items() if item not in _USUAL]
+        args += [f"{name}={self._code(one)}" for name, one in kwargs]
+        return f"{called}({', '.join(args)})"
+
+    def _code(self, value: Any) -> str:  # noqa: ANN401 - JSON
+        match value:
+            case {"value": number}:
+                code = self._value(number)
+            case {"dtype": self.recorded}:
+                code = "dtype"
+            case {"dtype": "float32"}:
+                code = "upcast"
+            case {"dtype": name} | {"torch": name}:
+                code = f"torch.{name}"
+            case {"device": _}:
+                code = "device"
+            case {"number": text}:
+                code = f'float("{text}")'
+            case {"unknown": kind}:
+                raise UnwritableError(f"an operation takes a {kind}")
+            case list():
+                code = f"[{', '.join(map(self._code, value))}]"
+            case _:
+                code = repr(value)
+        return code
+
+
+def _changes_memory(step: Step) -> bool:
+    _, name, *overload = step.operation.split(".")
+    return name.endswith("_") or "out" in overload
+
+
+def name_inputs(
+    programs: Iterable[Program | None],
+) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
+    """Name the inputs of all programs; equal tensors have one name. Returns: names, tensors by name."""
+    tensors: dict[str, Tensor] = {}
+    names: list[dict[int, str]] = []
+    for program in programs:
+        names.append({})
+        if program is not None:
+            for number, tensor in program.inputs.items():
+                names[-1][number] = _name(tensors, tensor, program.names.get(number, "constant"))
+    return names, tensors
+
+
+def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:
+    for name, other in tensors.items():
+        if _are_same(tensor, other):
+            return name
+    wanted = re.sub(r"[^\w.]", "_", wanted)
+    count = sum(name == wanted or name.startswith(f"{wanted}:") for name in tensors)
+    name = f"{wanted}:{count + 1}" if count else wanted
+    tensors[name] = tensor
+    return name
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.dtype, one.stride()) != (other.shape, other.dtype, other.stride()):
+        return False
+    bytes_ = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(*bytes_)

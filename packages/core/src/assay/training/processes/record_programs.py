@@ -1,0 +1,118 @@
+"""Record the programs that made wrong values of a training step, for `assay reproduce`."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.launch import Rank, RemoteFunction, call, world_of
+from assay.recording.programs import ProgramPair, ProgramRecorder
+from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
+from assay.runs import Progress
+from assay.training.batches import plan_batches
+from assay.training.check import PRELOAD
+from assay.training.processes.candidate import CandidateSide
+from assay.training.processes.free_run import step_until_made
+from assay.training.processes.reference import TrustedSide
+from assay.training.protocol import MicroBatch
+from assay.training.replay.determinism import comparable
+from assay.training.replay.step_observer import ReplayedSteps
+from assay.training.replay.step_values import RunRows
+from assay.training.reports import TrainCheck
+from assay.training.state.files import read_golden_state
+from assay.training.state.states import inject_state
+from assay.training.trainers.registry import OpenedTrainer
+
+
+class WantedPrograms(NamedTuple):
+    """The values whose programs one side records."""
+
+    check: TrainCheck
+    wanted: Wanted
+
+
+_RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
+    "assay.training.processes.record_programs:record_programs", PRELOAD
+)
+
+
+def record_pairs(check: TrainCheck, wanted: Wanted, progress: Progress) -> list[ProgramPair]:
+    """Record both sides' programs of the wanted values, each of the micro-batch with the largest error.
+
+    check: `golden` is that of the run.
+    """
+    check = replace(check, folder=wanted.folder)
+    world = world_of(check.mesh, parse_run(check.candidate).device)
+
+    def candidate(wanted: Wanted) -> list[RecordedValue]:
+        request, name = WantedPrograms(check, wanted), "candidate"
+        folder = check.folder
+        by_rank = call(_RECORD, request, world=world, folder=folder, name=name, progress=progress)
+        return [one for of_rank in by_rank for one in of_rank]
+
+    def reference(wanted: Wanted) -> list[RecordedValue]:
+        request, name = WantedPrograms(check, wanted), "reference"
+        return call(_RECORD, request, folder=check.folder, name=name, progress=progress)[0]
+
+    return pair_programs(candidate, reference, wanted)
+
+
+def record_programs(
+    request: WantedPrograms, progress: Progress, rank: Rank | None = None
+) -> list[RecordedValue]:
+    """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
+    check, wanted = request
+    record = _record_reference if wanted.sites else partial(_record_candidate, rank=rank)
+    with progress.task("records the operations", wanted.step + 1, "steps"):
+        return record(check, wanted)
+
+
+def _record_candidate(check: TrainCheck, wanted: Wanted, rank: Rank | None) -> list[RecordedValue]:
+    side = CandidateSide(check, rank)
+    start = side.begin(side.open()).own
+    opened, steps = side.open_replay()
+
+    def begin(number: int) -> None:
+        state = read_golden_state(side.golden, number) if number else start
+        inject_state(opened.trainer, side.own_part(opened, state), side.device.torch_device)
+
+    with comparable(side.run.dtype, side.device):
+        return _replay(opened, steps, side.batches, begin, wanted)
+
+
+def _record_reference(check: TrainCheck, wanted: Wanted) -> list[RecordedValue]:
+    device = open_run(parse_run(check.reference))
+    batches = plan_batches(check.options)
+    side = TrustedSide(check, device, None)
+    opened = OpenedTrainer.of(side.trainer, "reference")
+    rows = RunRows.of_batches(batches)
+    steps = ReplayedSteps(opened, check.golden, rows, side.boundary, frozenset())
+
+    def begin(number: int) -> None:
+        inject_state(side.trainer, read_golden_state(check.golden, number), device.torch_device)
+        side.trainer.load_counters({"num_steps": number})
+
+    with comparable(side.dtype, device):
+        return _replay(opened, steps, batches, begin, wanted)
+
+
+def _replay(
+    opened: OpenedTrainer,
+    steps: ReplayedSteps,
+    batches: Sequence[Sequence[MicroBatch]],
+    begin: Callable[[int], None],
+    wanted: Wanted,
+) -> list[RecordedValue]:
+    """Replay all steps up to the wanted one, and record there."""
+    recorder = ProgramRecorder(opened.trainer.model)
+    finder = ProgramFinder(wanted, recorder, steps.modules.trace)
+    steps.modules.observer = steps.handler.observer = finder
+    with steps.attached():
+        for number, batch in enumerate(batches[: wanted.step + 1]):
+            begin(number)
+            with recorder if number == wanted.step else nullcontext():
+                step_until_made(partial(steps.run_step, number, batch), None)
+    return finder.write()

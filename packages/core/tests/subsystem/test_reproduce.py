@@ -1,0 +1,67 @@
+"""`assay reproduce`: faults that were planted in generation and training fail with torch alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packages.core.tests.subsystem.commands import error_of, run_in_process
+
+FAULTS = Path("packages/core/tests/faults").resolve()
+CHECK = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
+
+# What a machine with torch alone lacks.
+_ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["assay", "transformers", "safetensors", "numpy"]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_alone(script: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of reproduce.py."""
+    command = [sys.executable, "-W", "ignore", "-c", _ALONE, str(script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "plant", "shown"),
+    [
+        ("generate", "setup", "plants/attention.py:scale_2_percent", "scale=0.2082"),
+        ("generate", "setup", "plants/masks.py:future_token_seen", "bool"),
+        ("train", "setup", "training_plants/setups.py:value_head_detached", "slice"),
+        ("train", "trainer", "training_plants/trainers.py:TwiceTheLearningRate", "value=-0.02"),
+    ],
+)
+def test_a_planted_fault_fails_by_itself(
+    tmp_path: Path, kind: str, option: str, plant: str, shown: str
+) -> None:
+    planted = f"--candidate-{option}", f"{FAULTS}/{plant}"
+    run = run_in_process(tmp_path / "run", "check", kind, "micro:llama", *CHECK, *planted)
+    assert run.code == 1, run.stderr
+
+    made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+
+    script = tmp_path / "alone/reproduce.py"
+    assert (made.code, made.stdout) == (0, f"python {script}\n"), made.stderr
+    names = {"run.json", "reproduce.py", "tensors.safetensors", "README.md", "environment.json"}
+    assert {path.name for path in script.parent.iterdir() if path.suffix != ".log"} == names
+    assert (script.parent / "tensors.safetensors").stat().st_size < 2**20
+    code, output = run_alone(script)
+    assert (code, output.splitlines()[-1][:5]) == (1, "FAIL:")
+    code, output = run_alone(script, "--reference")
+    assert (code, output.splitlines()[-1]) == (0, "PASS")
+    marked = [line for line in script.read_text().splitlines() if "# not so" in line]
+    assert any(shown in line for line in marked)
+
+
+def test_a_run_that_passed_is_refused(tmp_path: Path) -> None:
+    run = run_in_process(tmp_path / "run", "check", "load", "micro:llama")
+    assert run.code == 0
+    refused = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+    assert "only a FAIL can be reproduced" in error_of(refused)
+    assert not (tmp_path / "alone").exists()

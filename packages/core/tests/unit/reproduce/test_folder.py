@@ -1,0 +1,156 @@
+"""Reproductions of hand-made programs: what is written fails where it must, as small as it can."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.recording.programs import Program, ProgramPair, ProgramRecorder
+from assay.reproduce.folder import build
+from assay.reproduce.script import STATISTICS, Reproduction, Words, severity
+from assay.sites import CallSite, Site
+
+LIMITS = dict.fromkeys(STATISTICS, 3.0)
+WORDS = Words("a head", "a story", "cpu")
+SITE = Site(CallSite(0, "fc"), "output")
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+
+
+def healthy(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x.view(4, 8, 6) @ weight.t()).view(32, 10)
+
+
+def other_gelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x.view(4, 8, 6) @ weight.t(), approximate="tanh").view(32, 10)
+
+
+def doubled_row(x: Tensor, weight: Tensor) -> Tensor:
+    value = healthy(x, weight)
+    value[5] *= 2
+    return value
+
+
+def record(compute: Compute, x: Tensor, weight: Tensor) -> Program:
+    recorder = ProgramRecorder(nn.Identity())
+    recorder.name(x, "fc.input")
+    recorder.name(weight, "fc.weight")
+    with recorder:
+        value = compute(x, weight)
+    return recorder.program_of(value)
+
+
+def pair(compute: Compute, dtype: torch.dtype = torch.bfloat16) -> ProgramPair:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 48).to(dtype), torch.randn(10, 6).to(dtype)
+    answer = healthy(x.double(), weight.double())
+    kept = torch.ones(32, dtype=torch.bool)
+    programs = record(compute, x, weight), record(healthy, x, weight)
+    return ProgramPair(SITE, *programs, {"answer": answer, "kept": kept})
+
+
+def build_for(compute: Compute, dtype: str = "bfloat16") -> Reproduction:
+    found = build([pair(compute, getattr(torch, dtype))], dtype, LIMITS, WORDS)
+    assert isinstance(found, Reproduction)
+    return found
+
+
+@pytest.mark.parametrize("compute", [other_gelu, doubled_row])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_candidates_program_fails_and_the_references_passes(
+    compute: Compute, dtype: str
+) -> None:
+    one = build_for(compute, dtype)
+    assert severity(one.measure(one.dtype, "cpu")) > 1
+    assert severity(one.measure(one.dtype, "cpu", "reference")) <= 1
+
+
+def test_an_error_below_the_noise_of_bfloat16_is_shown_in_float32() -> None:
+    assert build_for(other_gelu).dtype == "float32"
+
+
+def test_a_reproduction_is_small() -> None:
+    one = build_for(other_gelu)
+    assert one.tensors["fc.weight"].shape == (1, 6)
+    assert one.tensors["answer"].numel() < 32 * 10
+
+
+def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
+    one = build_for(doubled_row)
+    assert severity(one.measure(one.dtype, "cpu")) > 1
+    assert one.tensors["answer"].shape[0] > 5
+
+
+def test_lines_that_the_reference_does_not_have_are_marked() -> None:
+    lines = build_for(other_gelu).text.splitlines()
+    marked = [line for line in lines if "# not so" in line]
+    assert any("approximate='tanh'" in line for line in marked)
+    assert not any("aten.mm" in line for line in marked)
+
+
+def test_equal_programs_are_written_once() -> None:
+    one = pair(healthy)
+    text = Reproduction(
+        SITE,
+        one.candidate,
+        one.reference,
+        *_named(one),
+        "values",
+        "bfloat16",
+        "bfloat16",
+        LIMITS,
+        WORDS,
+    ).text
+    assert "reference = candidate" in text
+
+
+def _named(one: ProgramPair) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
+    from assay.reproduce.script import name_inputs
+
+    names, tensors = name_inputs((one.candidate, one.reference))
+    return names, tensors | dict(one.answer)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([pair(healthy)], "the operations give the right value when they run again"),
+        ([pair(other_gelu)._replace(reference=None)], "the reference does not make this value"),
+        ([], "no value there is over its limit"),
+    ],
+)
+def test_what_cannot_fail_by_itself_is_refused_with_its_reason(
+    pairs: list[ProgramPair], why: str
+) -> None:
+    assert why in str(build(pairs, "bfloat16", LIMITS, WORDS))
+
+
+def test_a_wrong_reference_is_not_trusted() -> None:
+    wrong = pair(other_gelu)
+    answer = {**wrong.answer, "answer": wrong.answer["answer"] * 1.001}
+    found = build([wrong._replace(answer=answer)], "bfloat16", LIMITS, WORDS)
+    assert "do not give the recorded value again" in str(found)
+
+
+def test_masks_are_compared_by_what_they_allow() -> None:
+    scores = torch.zeros(1, 1, 2, 3)
+    allowed = torch.tensor([[[[True, True, False], [True, True, True]]]])
+
+    def mask(allowed_: Tensor, fill: float) -> Program:
+        recorder = ProgramRecorder(nn.Identity())
+        with recorder:
+            value = scores.masked_fill(~allowed_, fill)
+        return recorder.program_of(value)
+
+    kept = torch.ones(1, 1, 2, dtype=torch.bool)
+    lowest = float(torch.finfo(torch.float32).min)
+    everything = torch.ones_like(allowed)
+    one = ProgramPair(
+        SITE, mask(everything, lowest), mask(allowed, lowest), {"answer": allowed, "kept": kept}
+    )
+    found = build([one], "float32", LIMITS, WORDS)
+    assert isinstance(found, Reproduction)
+    ((name, error, _, limit),) = found.measure("float32", "cpu")
+    assert (name, limit) == ("share of unequal values", 0.0)
+    assert error > 0
