@@ -90,11 +90,9 @@ def reproduce(
             pairs = record(wanted, progress)
             with progress.step("makes it smaller"):
                 found = build(pairs, candidate.dtype, by_name, words)
-            if not isinstance(found, str) and "--prompts" in verdict.command and not with_text:
-                if tokens := find_tokens(found):
-                    found = (
-                        f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
-                    )
+            is_private = "--prompts" in verdict.command and not with_text
+            if not isinstance(found, str) and is_private and (tokens := find_tokens(found)):
+                found = f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
             if not isinstance(found, str):
                 print_text(f"python {write(found, verdict, folder)}")
                 return
