@@ -135,7 +135,7 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> "tuple
         of_generation = partial(record_pairs, replace(check, golden=golden))
         found = check.candidate, check.limits, of_generation
     else:
-        from assay.training.processes.record_programs import record_pairs as record_training
+        from assay.training.program_pairs import record_pairs as record_training
 
         train = checks.train_check_of(read_values(checks.check_train, given))
         of_training = partial(record_training, replace(train, golden=golden))

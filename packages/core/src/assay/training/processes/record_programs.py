@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.launch import Rank, RemoteFunction, call, world_of
-from assay.recording.programs import ProgramPair, ProgramRecorder
-from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
+from assay.launch import Rank
+from assay.recording.programs import ProgramRecorder
+from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
 from assay.runs import Progress
 from assay.training.batches import plan_batches
-from assay.training.check import PRELOAD
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.free_run import step_until_made
 from assay.training.processes.reference import TrustedSide
@@ -32,32 +30,6 @@ class WantedPrograms(NamedTuple):
 
     check: TrainCheck
     wanted: Wanted
-
-
-_RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
-    "assay.training.processes.record_programs:record_programs", PRELOAD
-)
-
-
-def record_pairs(check: TrainCheck, wanted: Wanted, progress: Progress) -> list[ProgramPair]:
-    """Record both sides' programs of the wanted values, each of the micro-batch with the largest error.
-
-    check: `golden` is that of the run.
-    """
-    check = replace(check, folder=wanted.folder)
-    world = world_of(check.mesh, parse_run(check.candidate).device)
-
-    def candidate(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "candidate"
-        folder = check.folder
-        by_rank = call(_RECORD, request, world=world, folder=folder, name=name, progress=progress)
-        return [one for of_rank in by_rank for one in of_rank]
-
-    def reference(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "reference"
-        return call(_RECORD, request, folder=check.folder, name=name, progress=progress)[0]
-
-    return pair_programs(candidate, reference, wanted)
 
 
 def record_programs(
