@@ -51,6 +51,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
             "NAME=VALUE",
         ),
     ] = None,
+    candidate_python: Annotated[
+        str | Path | None,
+        Option("Another environment with assay-core, where the candidate runs.", "PATH"),
+    ] = None,
     mesh: Annotated[
         str | None,
         Option("Divide the candidate's heads, features, vocabulary over N ranks.", "tp=N"),
@@ -155,6 +159,7 @@ def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
         given=frozenset(inputs.model_fields_set),
         level="modules" if one.level == "auto" else one.level,
         setup=one.candidate_setup,
+        python=_interpreter(one.candidate_python),
         options={name: str(value) for name, value in (one.candidate_option or {}).items()},
         mesh=parse_mesh(one.mesh, AXES) if one.mesh else {},
         limits=one.limits,
@@ -184,6 +189,10 @@ def check_train(  # noqa: PLR0913 - one for each option
         Option("Called with the candidate's model before LoRA.", "FILE.py:FUNC"),
     ] = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    candidate_python: Annotated[
+        str | Path | None,
+        Option("Another environment with assay-core, where the candidate runs.", "PATH"),
+    ] = None,
     steps: Annotated[int | None, Option("Optimizer steps; default: 3.", group="Training")] = None,
     resume_at: Annotated[
         int | None,
@@ -300,6 +309,7 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
         one.candidate,
         trainer=one.candidate_trainer,
         setup=one.candidate_setup,
+        python=_interpreter(one.candidate_python),
         limits=one.limits,
         allow_unused=globs(one.allow_unused),
         max_disk=None if one.disk is None else parse_size(one.disk),
@@ -307,6 +317,11 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
         mesh=ranks,
         features=tuple(name.replace("_", "-") for name in features if getattr(one, name)),
     )
+
+
+def _interpreter(path: str | Path | None) -> Path | None:
+    """Return the absolute path; a link is kept, as it leads to its environment."""
+    return None if path is None else Path(path).expanduser().absolute()
 
 
 def _with_defaults(function: Callable[..., object], given: Mapping[str, Any]) -> SimpleNamespace:

@@ -62,6 +62,7 @@ from assay.plugins import load_object
 from assay.replay.modules import Replayer
 from assay.replay.routing import NearTieChoices
 from assay.runs import Progress
+from assay.runs.provenance import describe_python
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel, unwrapped_path
 from assay.trace import TraceWriter
@@ -241,7 +242,7 @@ def run_candidate(
     if rank is not None:
         settings["mesh"] = dict(check.mesh)
     return CandidateReport(
-        run=describe_run(side.device, run) | settings,
+        run=describe_run(side.device, run) | describe_python(check.python) | settings,
         deterministic=repeatability.identical,
         spread=repeatability.spread,
         weights_different=different[:_NAMES_SHOWN],

@@ -24,7 +24,7 @@ from assay.generate.spec import (
 )
 from assay.inputs import parse_lengths, read_prompts
 from assay.judge.limits import CleanRun, largest_ratios, load_limits
-from assay.launch import FORK_SERVER, RemoteFunction, call, world_of
+from assay.launch import FORK_SERVER, RemoteFunction, call, require_same_assay, world_of
 from assay.plugins import find_plugin_file
 from assay.runs import Progress
 from assay.runs.results import (
@@ -85,14 +85,23 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         raise UsageError(f"there is no folder {check.golden}")
     FORK_SERVER.preload(PRELOAD)
     with progress.step("looks for the devices"):  # before anything is computed
-        for run in (check.reference, check.candidate):
+        if check.python is not None:  # it may have a device that this environment cannot use
+            require_same_assay(check.python)
+        for run in (check.reference, None if check.python else check.candidate):
             if run is not None:
                 require_run(run)
     _import_meanwhile("assay.generate.judging", "assay.report.page.html")
     if check.golden is None:
         if check.setup is not None or check.options or check.num_ranks > 1:
             # In its own process, as it may patch globals; a mistake costs no reference run.
-            call(_EARLY, check, folder=folder, name="candidate-setup", progress=progress)
+            call(
+                _EARLY,
+                check,
+                folder=folder,
+                name="candidate-setup",
+                progress=progress,
+                python=check.python,
+            )
         _capture_golden(check, progress)
     elif check.verify_golden:
         from assay.generate.golden import verify_golden  # torch
@@ -145,7 +154,13 @@ def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
     world, name = world_of(check.mesh, check.candidate.device), results.name
     try:
         reports = call(
-            _CANDIDATE, check, world=world, folder=check.folder, name=name, progress=progress
+            _CANDIDATE,
+            check,
+            world=world,
+            folder=check.folder,
+            name=name,
+            progress=progress,
+            python=check.python,
         )
     except AssayError:
         if check.golden is None:

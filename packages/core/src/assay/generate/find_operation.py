@@ -75,9 +75,17 @@ def find_operation(check: GenerateCheck, site: CallSite, progress: Progress) -> 
 def _record(wanted: ModuleCall, progress: Progress) -> list[Trace]:
     """Have one side record its operations. Returns: the traces by rank."""
     check, folder = wanted.check, wanted.folder
-    mesh = check.mesh if wanted.side == "candidate" else {}
+    mesh, python = (check.mesh, check.python) if wanted.side == "candidate" else ({}, None)
     world, name = world_of(mesh, check.candidate.device), folder.name
-    call(_OPERATIONS, wanted, world=world, folder=check.folder, name=name, progress=progress)
+    call(
+        _OPERATIONS,
+        wanted,
+        world=world,
+        folder=check.folder,
+        name=name,
+        progress=progress,
+        python=python,
+    )
     num_ranks = prod(mesh.values())
     if num_ranks == 1:
         return [Trace.open(folder)]

@@ -126,7 +126,9 @@ def pass_if_representation(
     """
     ports = {(p.stage.module, p.module, p.port) for p in (one.port for one in judgement.failed)}
     failed, folder, name = FailedPorts(check, sorted(ports)), check.folder, EQUIVALENCE_FOLDER
-    (is_recorded,) = call(_RECORDING, failed, folder=folder, name=name, progress=progress)
+    (is_recorded,) = call(
+        _RECORDING, failed, folder=folder, name=name, progress=progress, python=check.python
+    )
     if not is_recorded:
         return judgement
     # A setup function may patch torch in its own process: the trusted one decides.

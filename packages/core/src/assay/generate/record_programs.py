@@ -50,7 +50,10 @@ def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> li
     def candidate(wanted: Wanted) -> list[RecordedValue]:
         request, name = WantedPrograms(check, wanted), "candidate"
         folder = check.folder
-        by_rank = call(_RECORD, request, world=world, folder=folder, name=name, progress=progress)
+        by_rank = call(
+            _RECORD, request, world=world, folder=folder, name=name, progress=progress,
+            python=check.python,
+        )  # fmt: skip
         return [one for of_rank in by_rank for one in of_rank]
 
     def reference(wanted: Wanted) -> list[RecordedValue]:

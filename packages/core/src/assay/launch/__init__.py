@@ -29,6 +29,7 @@ from assay.launch.first_rank import (
     on_first_rank,
     require_one_machine,
 )
+from assay.launch.other_python import require_same_assay
 from assay.launch.process_groups import FORK_SERVER, SAME_HASHES, end_command, interrupt_all
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
 
@@ -55,6 +56,7 @@ __all__ = [
     "outer_world_size",
     "parse_mesh",
     "require_one_machine",
+    "require_same_assay",
     "seconds_left",
     "start_ahead",
     "time_limit",

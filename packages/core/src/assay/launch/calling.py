@@ -17,7 +17,7 @@ from assay.errors import UsageError
 from assay.files import DiskError
 from assay.launch.child_process import CALL_FILE, Surroundings, in_world
 from assay.launch.failures import UnsendableError, WorldError
-from assay.launch.process_groups import FORK_SERVER, SAME_HASHES
+from assay.launch.process_groups import FORK_SERVER, SAME_HASHES, own_variables
 from assay.launch.supervising import Logs, supervised
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size
 from assay.progress import Progress, SilentProgress
@@ -53,7 +53,7 @@ class RemoteFunction(Generic[Request, Result]):
         return self.load()(request, progress, *rank)
 
 
-def call(
+def call(  # noqa: PLR0913 - all but two are keywords
     function: Callable[Concatenate[Request, Progress, ...], Result],
     request: Request,
     *,
@@ -63,6 +63,7 @@ def call(
     progress: Progress | None = None,
     environment: Mapping[str, str] | None = None,
     at_end: Callable[[int], None] | None = None,
+    python: Path | None = None,
 ) -> list[Result]:
     """Call `function` in a new process, or on every rank of `world`, and return the results by rank.
 
@@ -86,6 +87,8 @@ def call(
         name: of the process in messages, such as "candidate"; also the name of its task on `progress`.
         progress: shows the tasks of the process, or of rank 0, and the place of the logs.
         environment: variables to set on top of this process's own.
+        python: the interpreter of another environment, which has the same assay (`require_same_assay`);
+            its processes get no import path from here.
         at_end: called with the number of the ranks' process group when all have returned, before the
             group is killed.
 
@@ -115,9 +118,10 @@ def call(
         scratch = stack.enter_context(temporary_folder("assay-world-"))
         logs = _opened_logs(scratch, world, folder, name, progress)
         with (scratch / CALL_FILE).open("wb") as file:
-            pickle.dump(_surroundings(function, world, environment or {}), file)
+            surroundings = _surroundings(function, world, environment or {}, python)
+            pickle.dump(surroundings, file)
             file.write(pickled)
-        with supervised(world, scratch, logs, preload, progress) as supervisor:
+        with supervised(world, scratch, logs, preload, progress, python) as supervisor:
             if world is None:
                 return [supervisor.wait_for_process(name, _LIMIT.get())]
             values = supervisor.wait_for_world()
@@ -183,12 +187,14 @@ def _surroundings(
     function: Callable[..., object],
     world: World | None,
     given: Mapping[str, str],
+    python: Path | None,
 ) -> Surroundings:
     """Describe what the processes take on before they call `function`."""
+    own = dict(os.environ) if python is None else own_variables(python, os.environ)
     if world is not None:
-        return Surroundings(world, {**os.environ, **given}, str(Path.cwd()), sys.argv)
+        return Surroundings(world, {**own, **given}, str(Path.cwd()), sys.argv)
     arguments = [function.path] if isinstance(function, RemoteFunction) else sys.argv
-    variables = {**os.environ, **SAME_HASHES, **given}
+    variables = {**own, **SAME_HASHES, **given}
     return Surroundings(None, variables, str(Path.cwd()), arguments)
 
 

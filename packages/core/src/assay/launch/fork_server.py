@@ -70,7 +70,8 @@ def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors
 
 
 def _import(request: dict[str, Any]) -> None:
-    sys.path[:] = request["sys_path"]
+    if request["sys_path"] is not None:
+        sys.path[:] = request["sys_path"]
     before = len(sys.modules)
     for module in request["preload"]:
         importlib.import_module(module)

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,13 @@ def wait_for_any(pipes: "tuple[LinePipe, ...]", seconds: float) -> None:
 
 
 class ForkServer:
-    """The fork server of this process and all its threads."""
+    """The fork server of this process and all its threads.
 
-    def __init__(self) -> None:
+    python: another Python environment, which imports its own packages; None for this one.
+    """
+
+    def __init__(self, python: Path | None = None) -> None:
+        self._python = python
         self._lock = threading.Lock()
         self._owner = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -141,7 +146,7 @@ class ForkServer:
         with self._lock:
             _, connection = self._connected()
             if not self._preloads:
-                connection.sendall(json.dumps(_imports(modules)).encode())
+                connection.sendall(json.dumps(self._imports(modules)).encode())
                 self._preloads = True
 
     def start_leader(
@@ -152,7 +157,7 @@ class ForkServer:
         folder, descriptors: as in `fork_server.lead`.
         Raises: ForkServerError if a module of `preload` cannot be imported.
         """
-        request = _imports(preload) | {"folder": str(folder), "num_processes": num_processes}
+        request = self._imports(preload) | {"folder": str(folder), "num_processes": num_processes}
         message = json.dumps(request).encode()
         with self._lock:
             while True:
@@ -179,6 +184,9 @@ class ForkServer:
                         raise ForkServerError.refused(refusal)
                     return pid
 
+    def _imports(self, modules: Sequence[str]) -> dict[str, Any]:
+        return {"sys_path": None if self._python else sys.path, "preload": list(modules)}
+
     def _read_answer(self, connection: socket.socket) -> tuple[int, str]:
         """Read the pid that the server answered, or the reason of its refusal."""
         self._preloads = False
@@ -198,7 +206,7 @@ class ForkServer:
                 self._process = subprocess.Popen(
                     # -P: files in the working directory must not shadow our modules.
                     [
-                        sys.executable,
+                        self._python or sys.executable,
                         "-P",
                         "-m",
                         "assay.launch.fork_server",
@@ -207,10 +215,7 @@ class ForkServer:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=os.environ
-                    | _ENVIRONMENT
-                    | SAME_HASHES
-                    | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env=own_variables(self._python, os.environ) | _ENVIRONMENT | SAME_HASHES,
                     pass_fds=(theirs.fileno(),),
                     process_group=0,  # Ctrl-C in a terminal is for this process
                 )
@@ -237,8 +242,11 @@ class ForkServer:
         self._preloads = False
 
 
-def _imports(modules: Sequence[str]) -> dict[str, Any]:
-    return {"sys_path": sys.path, "preload": list(modules)}
+def own_variables(python: Path | None, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process in `python`: another environment has its own import path."""
+    if python is None:
+        return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {name: value for name, value in variables.items() if not name.startswith("PYTHON")}
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -253,6 +261,13 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 FORK_SERVER = ForkServer()
 atexit.register(FORK_SERVER.stop)
+
+
+@cache
+def _server_of(python: Path) -> ForkServer:
+    server = ForkServer(python)
+    atexit.register(server.stop)
+    return server
 
 
 LEADER_LOST = "the process that leads a group is gone; was the machine cleaned?"
@@ -314,18 +329,21 @@ def started_group(
     preload: Sequence[str],
     descriptors: tuple[int, int],
     grace_seconds: float,
+    python: Path | None = None,
 ) -> Iterator[ProcessGroup]:
     """Start processes that answer a call, and end them on exit. They end if this process is killed.
 
     folder: of the call, as in `child_process.answer`.
     preload: modules that the fork server imports first, once for all groups.
     descriptors: its gate and its reports; this process may close its own afterwards.
+    python: as of a `ForkServer`.
     grace_seconds: between SIGTERM and SIGKILL if the processes still run on exit; 0 for SIGKILL only.
     Raises: ForkServerError if a module cannot be imported.
     """
     # The leader ends the group when `parent` is closed, which also happens if this process dies.
     with closing(Pipe()) as parent, closing(LinePipe()) as exits:
-        group_id = FORK_SERVER.start_leader(
+        server = FORK_SERVER if python is None else _server_of(python)
+        group_id = server.start_leader(
             folder, num_processes, preload, (parent.reader, exits.writer, *descriptors)
         )
         parent.close_reader()

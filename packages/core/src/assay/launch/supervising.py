@@ -100,11 +100,17 @@ class Logs:
 
 @contextmanager
 def supervised(
-    world: World | None, folder: Path, logs: Logs, preload: Sequence[str], progress: Progress
+    world: World | None,
+    folder: Path,
+    logs: Logs,
+    preload: Sequence[str],
+    progress: Progress,
+    python: Path | None = None,
 ) -> "Iterator[Supervisor]":
     """Start the processes on the call in `folder`, and end their process group on exit.
 
     world: None for one process without other ranks.
+    python: another Python environment for them.
     """
     grace = 0.0
     if world is None:
@@ -115,7 +121,7 @@ def supervised(
     with closing(Pipe()) as gate, closing(LinePipe()) as reports:
         descriptors = (gate.reader, reports.writer)
         try:
-            with started_group(folder, world.size, preload, descriptors, grace) as group:
+            with started_group(folder, world.size, preload, descriptors, grace, python) as group:
                 gate.close_reader()
                 reports.close_writer()
                 with closing(WireReader(progress)) as tasks:

@@ -59,6 +59,14 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def describe_python(python: Path | None) -> dict[str, Any]:
+    """Describe the environment of this process, if it is the one of `--candidate-python`."""
+    if python is None:
+        return {}
+    facts = provenance()
+    return {"python": str(python), "python_version": facts["python"], "packages": facts["versions"]}
+
+
 def redact(words: Sequence[str]) -> list[str]:
     """Hide secrets in the words of a command, found by name or by pattern.
 

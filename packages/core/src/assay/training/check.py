@@ -18,7 +18,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
 from assay.judge.limits import Limits, load_limits
-from assay.launch import RemoteFunction, call, world_of
+from assay.launch import RemoteFunction, call, require_same_assay, world_of
 from assay.models.sources import resolve_model
 from assay.option_ranges import LARGEST_SEED, require_count
 from assay.runs import Progress
@@ -105,7 +105,14 @@ def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> Train
     stated: dict[str, Any] = {}
     if trainer is not None or check.setup is not None:
         request = replace(check, trainer=trainer)
-        code = call(USER_CODE, request, folder=folder, name="user-code", progress=progress)
+        code = call(
+            USER_CODE,
+            request,
+            folder=folder,
+            name="user-code",
+            progress=progress,
+            python=check.python,
+        )
         ((shapes, stated),) = code
     options = options_for(check.options, check.mesh, check.features, shapes)
     try:
@@ -158,7 +165,15 @@ def ask_candidate(
     trainer = check.trainer or trainer_for(check.mesh)
     request = replace(check, golden=golden, folder=own, trainer=trainer)
     world = world_of(check.mesh, parse_run(check.candidate).device)
-    return call(function, request, world=world, folder=folder, name=name, progress=progress)
+    return call(
+        function,
+        request,
+        world=world,
+        folder=folder,
+        name=name,
+        progress=progress,
+        python=check.python,
+    )
 
 
 def options_for(
@@ -232,8 +247,11 @@ def check_consistency(check: TrainCheck) -> None:
             f" {options.micro_batches} micro-batches evenly"
         )
     _require_files(check)
-    for run in (check.reference, check.candidate):
-        require_run(parse_run(run))
+    require_run(parse_run(check.reference))
+    if check.python is None:
+        require_run(parse_run(check.candidate))
+    else:  # it may have a device that this environment cannot use
+        require_same_assay(check.python)
     if not can_keep_moments(check.dtype) and MIXED_PRECISION not in check.features:
         raise UsageError(
             f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"

@@ -27,7 +27,10 @@ def record_pairs(check: TrainCheck, wanted: Wanted, progress: Progress) -> list[
     def candidate(wanted: Wanted) -> list[RecordedValue]:
         request, name = WantedPrograms(check, wanted), "candidate"
         folder = check.folder
-        by_rank = call(_RECORD, request, world=world, folder=folder, name=name, progress=progress)
+        by_rank = call(
+            _RECORD, request, world=world, folder=folder, name=name, progress=progress,
+            python=check.python,
+        )  # fmt: skip
         return [one for of_rank in by_rank for one in of_rank]
 
     def reference(wanted: Wanted) -> list[RecordedValue]:

@@ -73,6 +73,8 @@ class TrainCheck:
     candidate: str
     trainer: str | None = None
     setup: str | None = None
+    python: Path | None = None
+    """Interpreter of the environment in which the candidate runs; None for this one."""
     limits: str = TRAINING_LIMITS
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()

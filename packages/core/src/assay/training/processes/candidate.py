@@ -29,6 +29,7 @@ from assay.progress import advance_task
 from assay.replay.gradients import GradientScale, LossScale, is_scaled_alike
 from assay.replay.trace_views import PackedBatch
 from assay.runs import Progress
+from assay.runs.provenance import describe_python
 from assay.runs.results import rank_folder
 from assay.sites import unwrapped_path
 from assay.trace import TraceWriter
@@ -287,6 +288,7 @@ class _Candidate(CandidateSide):
         unit = float_format(self.run.dtype).unit_roundoff
         is_scaled = is_scaled_alike(_of_all_ranks(steps.modules.scales), unit)
         described = describe_run(self.device, self.run)
+        described |= describe_python(self._request.python)
         described |= describe_trainer(self._request.trainer, self.plan, trainer.model)
         model.shared, model.moved = shared_parameters(trainer.model), steps.updates.moved
         _note_trained(trainer, begin.golden, model)

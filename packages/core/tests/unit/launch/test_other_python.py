@@ -1,0 +1,71 @@
+"""Another Python as the candidate's: what is wrong with it is one sentence."""
+
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.launch import require_same_assay
+from assay.launch.process_groups import own_variables
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An environment without packages."""
+    venv.create(tmp_path / "env", symlinks=True)
+    return tmp_path / "env/bin/python"
+
+
+def packages_of(python: Path) -> Path:
+    (folder,) = (python.parents[1] / "lib").glob("python3*/site-packages")
+    return folder
+
+
+def claim_version(python: Path, number: str) -> None:
+    folder = packages_of(python) / f"assay_core-{number}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: assay-core\nVersion: {number}\n", encoding="utf-8")
+
+
+def refusal(python: Path) -> str:
+    with pytest.raises(UsageError) as raised:
+        require_same_assay(python)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_environment_without_assay_is_told_what_to_install(python: Path) -> None:
+    here = version("assay-core")
+    advice = f"{python} -m pip install assay-core=={here}"
+    assert refusal(python) == f"--candidate-python {python} has no assay: {advice}"
+
+
+def test_another_version_of_assay_is_refused(python: Path) -> None:
+    claim_version(python, "0.0.1")
+    (packages_of(python) / "assay/launch").mkdir(parents=True)
+    for name in ("assay/__init__.py", "assay/launch/__init__.py", "assay/launch/fork_server.py"):
+        (packages_of(python) / name).touch()
+    assert f"has assay 0.0.1, and this is {version('assay-core')}: " in refusal(python)
+
+
+def test_an_assay_that_cannot_be_imported_is_named(python: Path) -> None:
+    claim_version(python, version("assay-core"))
+    assert refusal(python).endswith("ModuleNotFoundError: No module named 'assay'")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("absent", "cannot be run"), ("/bin/false", "is no working Python: it printed no answer")],
+)
+def test_what_is_no_python_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    assert why in refusal(tmp_path / name)
+
+
+def test_another_python_gets_no_import_path_from_here() -> None:
+    given = {"PYTHONPATH": "here", "PYTHONHOME": "here", "HOME": "kept"}
+    assert own_variables(Path(sys.executable), given) == {"HOME": "kept"}
+    assert "here" not in own_variables(None, given)["PYTHONPATH"]
