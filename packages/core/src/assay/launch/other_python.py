@@ -14,13 +14,14 @@ _NAME = "assay-core"
 _SECONDS = 60.0
 _ASK = f"""
 import json
+import sys
 from importlib.metadata import PackageNotFoundError, version
 try:
     found = version("{_NAME}")
     import assay.launch.fork_server
 except PackageNotFoundError:
     found = None
-print(json.dumps(found))
+sys.stdout.write(json.dumps(found))
 """
 
 
