@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.devices.detection import require_run
-from assay.devices.run_string import Run
+from assay.devices.run_string import Run, parse_run
 from assay.errors import AssayError, UsageError
 from assay.generate.spec import (
     PRELOAD,
@@ -27,7 +27,9 @@ from assay.judge.limits import CleanRun, largest_ratios, load_limits
 from assay.launch import FORK_SERVER, RemoteFunction, call, require_same_assay, world_of
 from assay.plugins import find_plugin_file
 from assay.runs import Progress
+from assay.runs.provenance import provenance
 from assay.runs.results import (
+    HERE_FOLDER,
     VERDICT_FILE,
     rank_folder,
     read_measurements,
@@ -39,6 +41,7 @@ from assay.sites import CallSite
 from assay.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
+    from assay.generate.drift import Drift
     from assay.generate.golden import GoldenManifest
     from assay.generate.judging import Judgement
 
@@ -47,6 +50,9 @@ _GOLDEN: "RemoteFunction[GoldenSpec, GoldenManifest]" = RemoteFunction(
 )
 _EARLY: "RemoteFunction[GenerateCheck, None]" = RemoteFunction(
     "assay.generate.candidate:check_candidate", PRELOAD
+)
+_DRIFT: "RemoteFunction[GenerateCheck, Drift]" = RemoteFunction(
+    "assay.generate.drift:measure_drift", PRELOAD
 )
 _CANDIDATE: RemoteFunction[GenerateCheck, CandidateReport] = RemoteFunction(
     "assay.generate.candidate:run_candidate", PRELOAD
@@ -109,6 +115,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         with progress.step("verifies the golden"):
             verify_golden(check.golden, check.dtype)
     judgement = _run_and_judge(check, progress)
+    judgement, check = _explain_drift(judgement, check, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
     if judgement.origin is not None:
@@ -146,6 +153,53 @@ def _capture_golden(check: GenerateCheck, progress: Progress) -> None:
         remote_code=check.remote_code,
     )
     call(_GOLDEN, spec, folder=check.folder, name="reference", progress=progress)
+
+
+def _explain_drift(
+    judgement: "Judgement", check: GenerateCheck, progress: Progress
+) -> "tuple[Judgement, GenerateCheck]":
+    """Check a failed candidate against a reference of this environment, if the golden is of another.
+
+    Returns: the judgement that holds, and the check that it is of.
+    """
+    if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
+        return judgement, check
+    from assay.generate.drift import changed_packages, describe_changes, describe_packages  # torch
+    from assay.generate.golden import read_golden
+
+    golden = read_golden(check.golden_folder)
+    changed = changed_packages(golden.environment, provenance())
+    if not changed:
+        return judgement, check
+    packages = describe_packages(changed)
+    reference = parse_run(golden.reference["run"])
+    folder = check.folder / HERE_FOLDER
+    here = replace(check, folder=folder, golden=None, reference=reference, inputs=golden.inputs)
+    try:
+        require_run(reference)
+        folder.mkdir()
+        ((changes,),) = call(_DRIFT, check, folder=check.folder, name="drift", progress=progress)
+        _capture_golden(here, progress)
+        own = _run_and_judge(here, progress)
+    except AssayError as error:
+        return judgement.with_note(f"{_OTHER} ({packages}), which is not explained: {error}"), check
+    code = f"the model's code changed ({packages}): {describe_changes(changes)}"
+    if own.verdict.verdict is Outcome.FAIL:
+        note = f"the candidate fails against a reference of this environment as well ({packages})"
+        own = own.with_note(note)
+        return (own.with_note(f"besides, {code}") if changes else own), here
+    if changes:
+        advice = "the candidate agrees with a reference of this environment. If the change is meant"
+        return judgement.with_note(f"{code}; {advice}, capture the golden again"), check
+    note = (
+        f"a library rounds differently ({packages}): the candidate is over a limit against the golden and"
+        " agrees with a reference of this environment, and the yardsticks agree. Capture the golden again;"
+        " there is nothing to look for"
+    )
+    return own.with_note(note), here
+
+
+_OTHER = "the golden is of another environment"
 
 
 def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":

@@ -31,7 +31,15 @@ class ForkServerError(MachineError):
 
     @classmethod
     def refused(cls, traceback: str) -> "ForkServerError":
-        """Make the error for an exception, in most cases from the import of a preloaded module."""
+        """Make the error for an exception, in most cases from the import of a preloaded module.
+
+        The exception of such an import says what is missing; where it was raised is left out.
+        """
+        lines = traceback.rstrip().splitlines()
+        last = max((n for n, line in enumerate(lines) if line.startswith("  ")), default=-1)
+        error = " ".join(filter(None, lines[last + 1 :]))
+        if error.startswith(("ImportError", "ModuleNotFoundError")):
+            return cls(f"a process cannot import what it needs: {error}")
         return cls(f"the fork server could not start a process:\n{traceback}")
 
 

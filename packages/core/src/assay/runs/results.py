@@ -32,6 +32,8 @@ GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 # The checkpoint that a trained candidate resumes from.
 CHECKPOINT_FOLDER = "checkpoint"
+# A second check, against a reference of this environment.
+HERE_FOLDER = "here"
 # Values of a candidate in float64.
 EQUIVALENCE_FOLDER = "equivalence"
 
@@ -53,7 +55,7 @@ def remove_recordings(folder: Path, keep: KeptFiles) -> None:
     """Remove from the folder of a run what is not kept."""
     if keep == "full":
         return
-    removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER]
+    removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER, folder / HERE_FOLDER]
     removed += folder.glob("operations-*")
     if keep == "verdict":
         removed.append(folder / GOLDEN_FOLDER)

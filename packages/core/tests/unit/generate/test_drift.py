@@ -1,0 +1,132 @@
+"""Why a golden of another environment fails here: code, rounding, or the candidate."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from assay.devices.run_string import parse_run
+from assay.generate import check as checking
+from assay.generate.drift import (
+    CodeChange,
+    Drift,
+    changed_packages,
+    describe_changes,
+    describe_packages,
+    find_changes,
+)
+from assay.generate.judging import Judgement
+from assay.generate.spec import GenerateCheck, InputOptions
+from assay.judge.results import ReplayResults
+from assay.runs import SilentProgress
+from assay.stages import Stage
+from assay.verdicts import Level, Outcome, Verdict
+
+THEN = {"versions": {"torch": "2.11.0", "transformers": "5.15.1", "assay-core": "0.1"}, "cpu": "a"}
+NOW = {"versions": {"torch": "2.13.0", "transformers": "5.15.1", "assay-core": "0.2"}, "cpu": "a"}
+
+
+def test_changed_packages_are_those_with_other_versions() -> None:
+    assert changed_packages(THEN, NOW) == {"torch": ("2.11.0", "2.13.0")}
+    assert changed_packages(THEN, THEN | {"cpu": "b"}) == {"cpu": ("a", "b")}
+    assert changed_packages({}, NOW)["transformers"] == (None, "5.15.1")
+    assert describe_packages({"torch": ("1", None)}) == "torch 1 -> absent"
+
+
+def results_with(error: float) -> ReplayResults:
+    results = ReplayResults()
+    for name, wrong in (("model.a", 0.0), ("model.b", error)):
+        port = results.at(name, "output", Stage(name), "float64", "Linear")
+        expected = torch.ones(4, 8, dtype=torch.float64)
+        rows = torch.arange(4)
+        port.sums.add(expected * (1 + wrong), expected, rows, rows)
+    return results
+
+
+def test_a_change_of_code_is_beyond_the_rounding_of_the_golden() -> None:
+    (found,) = find_changes(results_with(1e-3), 1e-5)
+    assert (found.stage, found.port) == (str(Stage("model.b")), "model.b:output")
+    assert found.error == pytest.approx(1e-3)
+    assert find_changes(results_with(1e-6), 1e-5) == []
+
+
+def test_values_that_the_new_code_lacks_are_changes() -> None:
+    results = results_with(0.0)
+    results.note_missing_port("model.c", "output")
+    assert find_changes(results, 1e-5) == [CodeChange("model.c:output", "", 1.0)]
+
+
+def test_a_stage_is_described_once_with_its_largest_error() -> None:
+    changes = [CodeChange("mlp", "a", 0.1), CodeChange("mlp", "b", 0.3)]
+    changes += [CodeChange(f"layer {n}", "", 0.5) for n in range(5)]
+    assert describe_changes(changes) == (
+        "mlp by 0.3, layer 0 by 0.5, layer 1 by 0.5, layer 2 by 0.5 and 2 more"
+    )
+
+
+FAIL, PASS = (
+    Judgement(
+        Verdict(verdict=outcome, levels={"modules": Level(verdict=outcome)}, notes=[name]), [], [], None
+    )
+    for outcome, name in ((Outcome.FAIL, "against the golden"), (Outcome.PASS, "own"))
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "outcome", "words"),
+    [
+        ([], PASS, Outcome.PASS, "a library rounds differently (torch 2.11.0 -> 2.13.0)"),
+        (
+            [CodeChange("mlp", "output", 0.2)], PASS, Outcome.FAIL,
+            "the model's code changed (torch 2.11.0 -> 2.13.0): mlp by 0.2",
+        ),
+        ([], FAIL, Outcome.FAIL, "the candidate fails against a reference of this environment as well"),
+        (
+            [CodeChange("mlp", "output", 0.2)], FAIL, Outcome.FAIL,
+            "besides, the model's code changed",
+        ),
+    ],
+)  # fmt: skip
+def test_each_answer_has_its_outcome(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[CodeChange],
+    own: Judgement,
+    outcome: Outcome,
+    words: str,
+) -> None:
+    golden = SimpleNamespace(
+        environment=THEN, reference={"run": "cpu/float32"}, inputs=InputOptions()
+    )
+    replaced: dict[str, Any] = {
+        "provenance": lambda: NOW,
+        "call": lambda *_, **__: [Drift(changes)],
+        "_capture_golden": lambda *_: None,
+        "_run_and_judge": lambda *_: own,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(checking, name, value)
+    monkeypatch.setattr("assay.generate.golden.read_golden", lambda _: golden)
+    check = GenerateCheck(
+        model="m", candidate=parse_run("cpu/bfloat16"), golden=tmp_path / "g", folder=tmp_path
+    )
+    found, of = checking._explain_drift(FAIL, check, SilentProgress())
+    assert found.verdict.verdict is outcome
+    assert any(words in note for note in found.verdict.notes)
+    # The verdict that holds is that of the golden only if the candidate is right here.
+    assert (of.golden is not None) is (own is PASS and bool(changes))
+
+
+def test_a_passing_candidate_and_an_equal_environment_need_no_explanation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = GenerateCheck(model="m", candidate=parse_run("cpu/bfloat16"), folder=tmp_path)
+    golden = SimpleNamespace(environment=NOW, reference={"run": "cpu/float32"})
+    monkeypatch.setattr("assay.generate.golden.read_golden", lambda _: golden)
+    monkeypatch.setattr(checking, "provenance", lambda: NOW)
+    with_golden = replace(check, golden=tmp_path / "g")
+    for judgement, one in ((FAIL, check), (PASS, with_golden), (FAIL, with_golden)):
+        assert checking._explain_drift(judgement, one, SilentProgress()) == (judgement, one)
