@@ -108,7 +108,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
                 progress=progress,
                 python=check.python,
             )
-        _capture_golden(check, progress)
+        capture_for(check, progress)
     elif check.verify_golden:
         from assay.generate.golden import verify_golden  # torch
 
@@ -137,7 +137,8 @@ def _import_meanwhile(*modules: str) -> None:
     threading.Thread(target=import_all, daemon=True).start()
 
 
-def _capture_golden(check: GenerateCheck, progress: Progress) -> None:
+def capture_for(check: GenerateCheck, progress: Progress) -> None:
+    """Capture the golden that a check with a reference needs, in its folder."""
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
     spec = GoldenSpec(
@@ -179,7 +180,7 @@ def _explain_drift(
         require_run(reference)
         folder.mkdir()
         ((changes,),) = call(_DRIFT, check, folder=check.folder, name="drift", progress=progress)
-        _capture_golden(here, progress)
+        capture_for(here, progress)
         own = _run_and_judge(here, progress)
     except AssayError as error:
         return judgement.with_note(f"{_OTHER} ({packages}), which is not explained: {error}"), check

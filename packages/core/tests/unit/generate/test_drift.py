@@ -104,7 +104,7 @@ def test_each_answer_has_its_outcome(
     replaced: dict[str, Any] = {
         "provenance": lambda: NOW,
         "call": lambda *_, **__: [Drift(changes)],
-        "_capture_golden": lambda *_: None,
+        "capture_for": lambda *_: None,
         "_run_and_judge": lambda *_: own,
     }
     for name, value in replaced.items():
