@@ -341,7 +341,7 @@ class CacheTracker:
     def additions(self, caches: Sequence[CacheBefore]) -> Iterator[Addition]:
         """Yield the additions of a call that ends, without those of its callees."""
         for one in caches:
-            if getattr(one.cache, "offloading", False):
+            if getattr(one.cache, "offloading", False) and torch.accelerator.is_available():
                 torch.get_device_module().synchronize()  # copies to the host may still run
             places = self._find_places(one.name, one.cache)
             changed = [one.places[n] for n in one.stamp.changed(_Stamp.of(one.places))]

@@ -207,7 +207,12 @@ class _LeftOutCall(threading.local):
 
 
 def _find_graph_test() -> Callable[[], bool]:
-    """Return the device's test for recording a graph, which must not copy, and replays no hooks."""
+    """Return the device's test for recording a graph, which must not copy, and replays no hooks.
+
+    torch 2.14.1+cu130 names the CUDA module on a machine without a GPU, where that test raises.
+    """
+    if not torch.accelerator.is_available():
+        return lambda: False
     test: Callable[[], bool] = getattr(
         torch.get_device_module(), "is_current_stream_capturing", lambda: False
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, forget_compiled_graphs
+from assay.hooks.module_tracer import (
+    ActiveCall,
+    ModuleTracer,
+    NullHandler,
+    _find_graph_test,
+    forget_compiled_graphs,
+)
 from assay.hooks.row_positions import BatchPositions
 from assay.sites import CallSite, RowMap
 
@@ -381,3 +388,13 @@ def test_call_after_a_recomputation_that_stopped_in_another_thread_is_handled(lo
     assert log.events[0] == "> (model)"
     assert log.events[-1] == "end"
     assert tracer.num_left_out == 0
+
+
+def test_a_cuda_build_without_a_gpu_records_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_current_stream_capturing() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    module = SimpleNamespace(is_current_stream_capturing=is_current_stream_capturing)
+    monkeypatch.setattr(torch, "get_device_module", lambda: module)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert _find_graph_test()() is False
