@@ -87,7 +87,8 @@ def reproduce(
             if not wanted.ports:
                 reasons.append(f"{describe_place(location)} was not found by one value of a step")
                 continue
-            pairs = record(wanted, progress)
+            # Values that must be equal have no token, and their place no step.
+            pairs = record(wanted, progress) or record(_of_any_step(wanted), progress)
             with progress.step("makes it smaller"):
                 found = build(pairs, candidate.dtype, by_name, words)
             is_private = "--prompts" in verdict.command and not with_text
@@ -98,6 +99,12 @@ def reproduce(
                 return
             reasons.append(f"{describe_place(location)}: {found}")
         raise UsageError(f"{run} cannot be reproduced by one value: {'; '.join(reasons)}")
+
+
+def _of_any_step(wanted: "Wanted") -> "Wanted":
+    folder = wanted.folder / "any-step"
+    folder.mkdir()
+    return wanted._replace(folder=folder, step=None)
 
 
 def _places(verdict: "Verdict", place: int | None) -> "list[Location]":

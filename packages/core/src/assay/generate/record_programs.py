@@ -14,7 +14,7 @@ from assay.generate.capture import load_reference
 from assay.generate.find_operation import shortened
 from assay.generate.generation_loop import count_tokens, timeline_of
 from assay.generate.golden import GoldenSection
-from assay.generate.passes import Side, run_forced
+from assay.generate.passes import Side, run_forced, whole_batches
 from assay.generate.spec import PRELOAD, GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
 from assay.launch import Rank, RemoteFunction, call, world_of
@@ -86,17 +86,28 @@ def record_programs(
 
 
 def _run(side: Side, section: GoldenSection, finder: ProgramFinder, number: int) -> None:
-    """Replay a batch up to the wanted step."""
+    """Replay a batch up to the wanted step. A program holds operations of one step."""
     step = finder.wanted.step
-    work = shortened(section, CallSite(step, "", micro_batch=number))
+    last = max((site.at.step for site in finder.wanted.sites), default=step)
+    work = next(one for one in whole_batches(section.batches) if one.batch.number == number)
+    if last is not None:
+        work = shortened(section, CallSite(last, "", micro_batch=number))
     replayer = Replayer(
         section.steps, section.boundary, attention_of(side.loaded), source=work.source
     )
     replayer.observer, replayer.layout = finder, side.layout
     tracer = ModuleTracer(replayer)
+    running = -1
 
     def is_wanted() -> bool:
-        return tracer.active is not None and tracer.active.call.site.step == step
+        nonlocal running
+        if tracer.active is None:
+            return False
+        now = tracer.active.call.site.step
+        if now != running:
+            running = now
+            finder.recorder.forget()
+        return step in (None, now)
 
     finder.recorder.is_recording = is_wanted
     tokens = section.tensors("tokens")[[one.number for one in section.batches].index(number)]

@@ -140,6 +140,13 @@ class ProgramRecorder(TorchDispatchMode):
         if (name := self._names_of.get(known)) is not None:
             self._names_of[new] = name
 
+    def forget(self) -> None:
+        """Begin again: what was made before is an input from now on."""
+        self._operations.clear()
+        self._known.clear()
+        self._inputs.clear()
+        self._memory_of_inputs.clear()
+
     def replacing(self, tensor: Tensor) -> None:
         """Expect that assay writes to a tensor: its content is an input of later operations."""
         known = self._known.get(tensor)

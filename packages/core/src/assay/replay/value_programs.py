@@ -21,7 +21,8 @@ class Wanted(NamedTuple):
 
     folder: Path
     """Each program is a trace there."""
-    step: int
+    step: int | None
+    """None for any step."""
     ports: tuple[tuple[Phase, str, str], ...]
     """Phase, module and port of values at any call in this step; the candidate's."""
     sites: tuple[Site, ...] = ()
@@ -92,7 +93,8 @@ class ProgramFinder:
         """Keep the program of a wanted value that has a larger error than those before."""
         at = Site(site, port)
         key: _Key = at if self.wanted.sites else (site.phase, site.module, port)
-        if site.step != self.wanted.step or key not in (self.wanted.sites or self.wanted.ports):
+        is_of_step = self.wanted.step in (None, site.step)
+        if not is_of_step or key not in (self.wanted.sites or self.wanted.ports):
             return
         call = self.trace.find(replace(site, phase="forward"))
         answer = answer_of(port, expected, RowIndex(call.rows if call else None))

@@ -38,7 +38,7 @@ def record_programs(
     """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
     check, wanted = request
     record = _record_reference if wanted.sites else partial(_record_candidate, rank=rank)
-    with progress.task("records the operations", wanted.step + 1, "steps"):
+    with progress.step("records the operations"):
         return record(check, wanted)
 
 
@@ -83,8 +83,9 @@ def _replay(
     finder = ProgramFinder(wanted, recorder, steps.modules.trace)
     steps.modules.observer = steps.handler.observer = finder
     with steps.attached():
-        for number, batch in enumerate(batches[: wanted.step + 1]):
+        for number, batch in enumerate(batches):
             begin(number)
-            with recorder if number == wanted.step else nullcontext():
+            recorder.forget()
+            with recorder if wanted.step in (None, number) else nullcontext():
                 step_until_made(partial(steps.run_step, number, batch), None)
     return finder.write()
