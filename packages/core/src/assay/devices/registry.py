@@ -10,6 +10,7 @@ from typing import Any
 
 from assay.devices.base import Detection, Device, make_absent_error
 from assay.devices.run_string import Run, parse_device
+from assay.devices.vendor_names import suggest_device
 from assay.errors import AssayError, MachineError, UsageError
 
 GROUP = "assay.devices"
@@ -47,10 +48,11 @@ def load_adapter(kind: str) -> type[Device]:
     """Load the adapter class called `kind`. Raises: UsageError, MachineError."""
     found = _registered(kind)
     if not found:
-        raise UsageError(
-            f"unknown device {kind!r}; there is: {', '.join(adapter_names())}. "
+        hint = suggest_device(kind) or (
+            f"there is: {', '.join(adapter_names())}. "
             f"Others come with a package that registers an adapter (entry-point group {GROUP})"
         )
+        raise UsageError(f"unknown device {kind!r}; {hint}")
     if len(found) > 1:
         values = ", ".join(entry_point.value for entry_point in found)
         raise MachineError(f"the adapter for {kind!r} is registered more than once: {values}")

@@ -45,6 +45,15 @@ def test_unknown_device_is_a_usage_error_that_names_what_exists() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("rocm", "cuda, the name in torch for devices of amd"), ("habana", "hpu, the name in torch for devices of gaudi")],
+)  # fmt: skip
+def test_another_name_of_a_vendor_is_answered_with_its_device(name: str, known: str) -> None:
+    with pytest.raises(UsageError, match=f"^unknown device '{name}'; write {known}$"):
+        open_device(f"{name}:1")
+
+
 def test_device_whose_package_is_not_installed_is_absent_and_says_so() -> None:
     with pytest.raises(MachineError) as raised:
         open_device("npu:1")
