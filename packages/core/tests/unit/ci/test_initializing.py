@@ -41,7 +41,9 @@ def test_the_written_configuration_starts_each_machine(root: Path) -> None:
         "check", "generate", "micro:llama", "--candidate", "sim:fp8/bfloat16", "--reference",
         "cpu/float32",
     )  # fmt: skip
-    assert configuration.find("cpu").start == "commit"
+    hosted = configuration.find("cpu")
+    assert (hosted.start, hosted.pip_index) == ("commit", "https://download.pytorch.org/whl/cpu")
+    assert configuration.find("box").pip_index == ""
 
 
 def test_models_and_the_package_of_the_repository_are_found(root: Path) -> None:
