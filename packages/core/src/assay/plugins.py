@@ -1,9 +1,10 @@
 """User code given as `FILE.py:NAME`, which is imported only in the process that runs it."""
 
+import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,37 @@ def find_plugin_file(reference: str) -> tuple[Path, str]:
     if not path.is_file():
         raise UsageError(f"{reference}: there is no file {path}")
     return path, name
+
+
+def list_defined_names(source: str) -> set[str] | None:
+    """List the names that a Python file defines at its top level, without running it.
+
+    Returns: None if only running it shows them: a star import, `globals()`, `__getattr__`, or a syntax error.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    names: set[str] = set()
+    for node in _walk_top_level(tree.body):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.alias():
+                names.add(node.asname or node.name.partition(".")[0])
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+            case ast.Name(id="globals"):
+                return None
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _walk_top_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield nodes and their children, without those of functions and classes."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _walk_top_level(ast.iter_child_nodes(node))
 
 
 def load_object(reference: str) -> Callable[..., Any]:

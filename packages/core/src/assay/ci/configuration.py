@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from assay.devices.registry import adapter_names
 from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run
+from assay.devices.vendor_names import suggest_device
 from assay.errors import UsageError
-from assay.files import UnreadableFileError, read_toml_record
+from assay.files import UnreadableFileError, read_text, read_toml_record
+from assay.plugins import list_defined_names
 
 FILE = "assay.toml"
 
@@ -31,7 +33,19 @@ _Words = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, given: Any) -> Any:  # noqa: ANN401 - of pydantic
+        if isinstance(given, dict):
+            known = [field.alias or name for name, field in cls.model_fields.items()]
+            for key, value in given.items():
+                if key not in known and key not in cls.model_fields:
+                    parts = value if isinstance(value, list) else [value]
+                    is_table = any(isinstance(part, dict) for part in parts)
+                    raise ValueError(suggest("table" if is_table else "key", key, known))
+        return given
 
 
 class Machine(_Table):
@@ -85,9 +99,13 @@ def parse_known_run(text: str) -> Run:
     run = parse_run(text)
     kind = parse_device(run.device).kind
     if kind not in adapter_names():
-        raise UsageError(
-            f"{text}: {suggest('device', kind, adapter_names())} `assay devices` lists those of each vendor"
+        other = suggest_device(kind)
+        hint = (
+            f"unknown device {kind!r}; {other}."
+            if other
+            else suggest("device", kind, adapter_names())
         )
+        raise UsageError(f"{text}: {hint} `assay devices` lists those of each vendor")
     return run
 
 
@@ -171,28 +189,32 @@ def list_distributions(steps: Iterable[Step]) -> list[str]:
     return list(dict.fromkeys(["assay-core", *(by_command[step.words[0]] for step in steps)]))
 
 
-def find_missing_files(steps: Iterable[Step], root: Path) -> list[str]:
-    """Find files and folders of the repository that commands name and that do not exist.
+def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
+    """Find what commands name and the repository does not have: files, folders, and names in FILE.py:NAME.
 
     A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository and is
     not a RUN.
     """
+    words = ((step, word) for step in steps for word in step.words)
     return [
-        f"{step.name}: {path}"
-        for step in steps
-        for word in step.words
-        if (path := _path_in(word, root)) and not (root / path).exists()
+        f"{step.name}: {missing}" for step, word in words if (missing := _missing_in(word, root))
     ]
 
 
-def _path_in(word: str, root: Path) -> str:
-    if word.startswith("command:"):
-        return word.removeprefix("command:")
-    if found := re.fullmatch(r"(.+\.py):\w+", word):
-        return found[1]
-    first, slash, rest = word.partition("/")
-    is_run = rest in RUN_DTYPES
-    return word if slash and first and not is_run and (root / first).is_dir() else ""
+def _missing_in(word: str, root: Path) -> str:
+    path, name = word.removeprefix("command:"), ""
+    if found := re.fullmatch(r"(.+\.py):(\w+)", word):
+        path, name = found.groups()
+    elif path == word:
+        first, slash, rest = word.partition("/")
+        if not slash or not first or rest in RUN_DTYPES or not (root / first).is_dir():
+            return ""
+    if not (root / path).exists():
+        return path
+    names = list_defined_names(read_text(root / path)) if name else None
+    if names is None or name in names:
+        return ""
+    return f"{path}: {suggest('name', name, sorted(names))}"
 
 
 def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:

@@ -220,10 +220,10 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
     Returns: the steps whose commands are not installed.
     Raises: UsageError for a wrong option or a missing file.
     """
-    from assay.ci.configuration import find_missing_files
+    from assay.ci.configuration import find_missing
 
-    if missing := find_missing_files(steps, root):
-        raise UsageError(f"assay.toml names files that do not exist: {', '.join(missing)}")
+    if missing := find_missing(steps, root):
+        raise UsageError(f"assay.toml names what does not exist: {', '.join(missing)}")
     absent = []
     for step in steps:
         command = application

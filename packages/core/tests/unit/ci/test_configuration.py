@@ -7,7 +7,7 @@ import pytest
 from assay.ci.configuration import (
     Configuration,
     Step,
-    find_missing_files,
+    find_missing,
     list_distributions,
     list_steps,
     read_configuration,
@@ -104,10 +104,27 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
         ("[machines.box]\nruns-on = []\nrun = 'cpu/float32'", "runs-on"),
         ("[machines.box]\nruns-on = ['a']\nrun = 'cpu'", "machines.box.run"),
         ("[machines.box]\nruns-on = ['a']\nrun = 'spu/float32'", "unknown device 'spu'"),
+        (
+            "[machines.box]\nruns-on = ['a']\nrun = 'rocm/float32'",
+            "write cuda, the name in torch for devices of amd",
+        ),
+        (
+            "[machines.box]\nruns-on = ['a']\nrun = 'hip:1/float32'",
+            "unknown device 'hip'; write cuda",
+        ),
         ("[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'", "machines"),
         (MACHINE + "minutes = 361", "minutes"),
         (MACHINE + "tiers = ['smok']", "tiers"),
-        (MACHINE + "[[lod]]\nmodel = 'm'", "lod"),
+        (
+            MACHINE + "[[smokes]]\ncase = 'm'",
+            "assay.toml: unknown table 'smokes'; did you mean smoke?",
+        ),
+        (
+            "colour = 1\n" + MACHINE,
+            "assay.toml: unknown key 'colour'; known: label, install, machines, load,",
+        ),
+        (MACHINE + "minute = 5", "machines.box: unknown key 'minute'; did you mean minutes?"),
+        (MACHINE + "run-on = ['a']", "machines.box: unknown key 'run-on'; did you mean runs-on?"),
         (MACHINE + "x = ", "assay.toml"),
     ],
 )
@@ -134,7 +151,7 @@ def test_files_of_the_repository_that_do_not_exist_are_found(tmp_path: Path) -> 
     (tmp_path / "models/tiny").mkdir(parents=True)
     (tmp_path / "cpu").mkdir()  # a folder with the name of a device
     (tmp_path / "a.toml").touch()
-    (tmp_path / "a.py").touch()
+    (tmp_path / "a.py").write_text("def install(): ...\n", encoding="utf-8")
     text = """
 [[load]]
 model = "models/tiny"
@@ -151,9 +168,39 @@ case = ["command:a.toml", "command:b.toml"]
 collator = "b.py:pad"
 """
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
-    assert find_missing_files(steps, tmp_path) == [
+    assert find_missing(steps, tmp_path) == [
         "load-2: models/tyny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("def pad(tokenizer): ...", []),
+        ("async def pad(): ...", []),
+        ("class pad: ...", []),
+        ("pad = print", []),
+        ("pad: int = 1", []),
+        ("first, pad = 1, 2", []),
+        ("if True:\n    def pad(): ...", []),
+        ("from elsewhere import padding as pad", []),
+        ("import pad.more", []),
+        ("from elsewhere import *", []),
+        ("globals()['pad'] = 1", []),
+        ("def __getattr__(name): ...", []),
+        ("def pad(", []),  # running it shows the error
+        ("def pads(): ...", ["data: c.py: unknown name 'pad'; did you mean pads?"]),
+        ("def make():\n    def pad(): ...", ["data: c.py: unknown name 'pad'; known: make"]),
+        ("class Make:\n    def pad(): ...", ["data: c.py: unknown name 'pad'; known: Make"]),
+        ("import more.pad", ["data: c.py: unknown name 'pad'; known: more"]),
+    ],
+)
+def test_a_name_that_the_file_does_not_define_is_missing(
+    tmp_path: Path, source: str, missing: list[str]
+) -> None:
+    (tmp_path / "c.py").write_text(source, encoding="utf-8")
+    steps = list_steps(read(tmp_path, MACHINE + "[[data]]\ncollator = 'c.py:pad'"), "box")
+    assert find_missing(steps, tmp_path) == missing
 
 
 def test_an_unknown_machine_and_tier_are_refused_with_the_nearest(tmp_path: Path) -> None:
