@@ -82,8 +82,12 @@ def _make_collators(
             tokenizer.padding_side = side
             with_eos = "with EOS " if tokenizer.pad_token_id == tokenizer.eos_token_id else ""
             described = f"tokenizer pads {with_eos}on the {side}"
-            with subject.called_for(f"a {described.replace(' ', ' that ', 1)}"):
+            wanted = "is called with the tokenizer and returns the collator"
+            case = f"a {described.replace(' ', ' that ', 1)}"
+            with subject.called_for(case, hint=f"{subject.name} {wanted}"):
                 collator = make_collator(copy.deepcopy(tokenizer))
+            if not callable(collator):
+                raise subject.returned(f"a {type(collator).__name__}", f"a collator: it {wanted}")
             yield collator, tokenizer, described
 
 

@@ -32,8 +32,8 @@ class Subject:
     """Name in reports: FILE.py:NAME, or a library's class and version."""
 
     @contextmanager
-    def called_for(self, case: str) -> Iterator[None]:
-        """Turn any exception in the block into a RaisedError that names `case`."""
+    def called_for(self, case: str, hint: str = "") -> Iterator[None]:
+        """Turn any exception in the block into a RaisedError that names `case`, with a hint on the next line."""
         try:
             yield
         except AssayError:
@@ -41,9 +41,8 @@ class Subject:
         except NotImplementedError as error:
             raise DeclinedError(f"{self.name} declines {case} ({error})") from error
         except (Exception, SystemExit) as error:
-            raise RaisedError(
-                f"{self.name} raised {raised_in_words(error)}\n  for {case}"
-            ) from error
+            lines = [f"{self.name} raised {raised_in_words(error)}", f"for {case}", hint]
+            raise RaisedError("\n  ".join(filter(None, lines))) from error
 
     def returned(self, what: str, wanted: str) -> RaisedError:
         """Make the error for a malformed result."""

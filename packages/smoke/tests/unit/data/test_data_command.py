@@ -13,7 +13,8 @@ from assay.models.sources import local_folder, resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
 from assay_smoke.data.chats import check_chat
-from assay_smoke.data.libraries import render_by_template
+from assay_smoke.data.collating import check_padding
+from assay_smoke.data.libraries import padding_tokenizers, render_by_template
 from assay_smoke.data.planned_checks import ONE_BOS, ChecksPlan, open_tokenizer
 from assay_smoke.data.properties import (
     BrokenProperty,
@@ -232,6 +233,25 @@ def test_code_that_gives_no_epochs_is_refused(name: str, message: str) -> None:
     run: Any = load_object(f"{PLANTS / 'samplers.py'}:{name}")
     with pytest.raises(RaisedError, match=message):
         check_sampling(Subject("it"), run)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            list,
+            r"c.py:pad raised TypeError: .* is not iterable(.|\n)*  for a tokenizer that pads .*\n  {}",
+        ),
+        (
+            str,
+            "c.py:pad returned a str; it must return a collator: it is called with the tokenizer",
+        ),
+    ],
+)
+def test_a_collator_in_place_of_its_maker_is_explained(given: Any, message: str) -> None:
+    hint = "c.py:pad is called with the tokenizer and returns the collator$"
+    with pytest.raises(RaisedError, match=message.format(hint)):
+        check_padding(Subject("c.py:pad"), given, padding_tokenizers())
 
 
 def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
