@@ -132,9 +132,13 @@ def _end_with(error: BaseException) -> NoReturn:
             _end(kind, str(error), error.exit_code)
         case OSError(filename=str() | Path() as file):
             _end("machine", f"{file}: {error.strerror}", 2)
-        case ModuleNotFoundError(name=str() as module) if wanted := _find_requirement(module):
-            fix = f"install it: {sys.executable} -m pip install '{wanted}'"
-            _end("machine", f"assay needs {module}, which this Python does not have; {fix}", 2)
+        case ModuleNotFoundError(name=str() as module) if wanted := _find_requirements(module):
+            names = " and ".join([module, *(_name_of(one) for one in wanted[1:])])
+            words = " ".join(f"'{one}'" for one in wanted)
+            fix = (
+                f"install {'them' if wanted[1:] else 'it'}: {sys.executable} -m pip install {words}"
+            )
+            _end("machine", f"assay needs {names}, which this Python does not have; {fix}", 2)
         case RuntimeError() if "TORCH_DEVICE_BACKEND_AUTOLOAD" in str(error):
             _end("machine", f"torch: {error} Its cause: {error.__cause__}", 2)
         case OSError(errno=number) if number in _OUTPUT_REFUSED:
@@ -144,15 +148,27 @@ def _end_with(error: BaseException) -> NoReturn:
             _end("bug", _BUG, 2)
 
 
-def _find_requirement(module: str) -> str:
-    """Find the requirement of our packages that provides a missing module; "" if there is none."""
-    own = (one for one in distributions() if one.name.startswith("assay-"))
-    for line in (line for package in own for line in package.requires or ()):
-        requirement = line.partition(";")[0].strip()
-        name = re.split(r"[^\w.-]", requirement)[0]
-        if re.sub(r"[.-]", "_", name) == _PACKAGES.get(module, module):
-            return requirement
-    return ""
+def _find_requirements(module: str) -> list[str]:
+    """Find the requirement of our packages that provides a missing module, and others of it that are missing.
+
+    Returns: that of the module first; empty if there is none.
+    """
+    for package in (one for one in distributions() if one.name.startswith("assay-")):
+        lines = package.requires or []
+        for line in lines:
+            wanted = line.partition(";")[0].strip()
+            if re.sub(r"[.-]", "_", _name_of(wanted)) == _PACKAGES.get(module, module):
+                always = (one for one in lines if ";" not in one and one != wanted)
+                return [wanted, *(one for one in always if not _is_installed(_name_of(one)))]
+    return []
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0]
+
+
+def _is_installed(name: str) -> bool:
+    return next(iter(distributions(name=name)), None) is not None
 
 
 def _end(kind: Kind, message: str, code: int) -> NoReturn:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
@@ -116,6 +117,23 @@ def test_a_missing_requirement_is_named_with_its_installation(
     assert shown.startswith(message) is bool(requirement)
     assert shown.endswith(
         f"{sys.executable} -m pip install '{requirement}'\n" if requirement else "lines above\n"
+    )
+
+
+def test_all_missing_requirements_of_a_package_are_named_together(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(**named: str) -> list[SimpleNamespace]:
+        requires = ["lm-eval>=0.4.13", "numpy>=1.26", "scipy>=1.11", "trl>=1; extra == 'trl'"]
+        bench = SimpleNamespace(name="assay-bench", requires=requires)
+        return [bench] if not named or named["name"] == "numpy" else []
+
+    monkeypatch.setattr("assay.cli.ending.distributions", find)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert run("end", "load scipy") == 2
+    assert capsys.readouterr().err == (
+        "assay: assay needs scipy and lm-eval, which this Python does not have; install them: "
+        f"{sys.executable} -m pip install 'scipy>=1.11' 'lm-eval>=0.4.13'\n"
     )
 
 
