@@ -118,6 +118,11 @@ def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
     )
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in `folder`. Raises: UnreadableFileError."""
+    return read_sealed(Manifest, refuse_link(folder / MANIFEST))
+
+
 def _sample_files(results: Path) -> list[Path]:
     stamp = results.stem.removeprefix("results")
     return sorted(results.parent.glob(f"samples_*{glob.escape(stamp)}.jsonl"))
@@ -131,7 +136,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         read, were changed, or contradict each other.
     """
     if os.path.lexists(path / MANIFEST):  # True for a broken link too
-        return _merged(path, read_sealed(Manifest, refuse_link(path / MANIFEST)), clusters)
+        return _merged(path, read_manifest(path), clusters)
     results_file = path if path.is_file() else newest_results(path)
     results = read_record(_Results, results_file)
     ours = results.ours

@@ -37,10 +37,11 @@ from assay.models.micro.recipes import standard_library_text
 from assay.models.sources import RemoteCode, hash_files, resolve_model
 from assay.runs import Progress
 from assay.runs.provenance import redact
+from assay.runs.results import VERDICT_FILE
 from assay.verdicts import Record
 from assay.watchdog import temporary_folder
 from assay_bench.comparing import Terms
-from assay_bench.lm_eval_files import newest_results, write_manifest
+from assay_bench.lm_eval_files import MANIFEST, newest_results, read_manifest, write_manifest
 
 Document = Mapping[str, Any]
 
@@ -276,9 +277,9 @@ _WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction("assay_bench.tas
 
 
 def evaluate(request: EvaluationRequest, progress: Progress) -> None:
-    """Run every task of `request` that has no results in its folder with the same settings.
+    """Run every task of `request` that has no results in its folder.
 
-    Raises: UsageError, MachineError or ProcessError.
+    Raises: UsageError, also for a folder with answers to other questions; MachineError or ProcessError.
     """
     folder, tasks = request.folder, request.suite.tasks
     parse_run(request.run)
@@ -286,7 +287,9 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
     # A model on the hub is not opened.
     content = "" if source.kind == "hub" else hash_files(source, request.remote_code)
     request = request.model_copy(update={"content": content})
-    remaining = [task for task in tasks if not _is_done(task_folder(folder, task), request)]
+    _require_same_evaluation(request)
+    (folder / VERDICT_FILE).unlink(missing_ok=True)
+    remaining = [task for task in tasks if not _is_done(task_folder(folder, task))]
     if remaining:
         with temporary_folder("assay-bench-") as cache:
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
@@ -309,12 +312,41 @@ def _are_local(tasks: list[str]) -> bool:
     return all(task in TASKS or task.endswith((".yaml", ".yml")) for task in tasks)
 
 
-def _is_done(folder: Path, request: EvaluationRequest) -> bool:
-    """Return True for results with the same settings; remove any others."""
-    done = folder / DONE_FILE
-    if done.is_file() and read_sealed_json(refuse_link(done)) == request.key():
+def _require_same_evaluation(request: EvaluationRequest) -> None:
+    """Raise UsageError if the folder has answers to other questions, or of another model."""
+    folder, here = request.folder, request.key()
+    done = sorted(folder.glob(f"tasks/*/{DONE_FILE}"))
+    kept = [read_sealed_json(refuse_link(file)) for file in done]
+    held = {file.parent.name for file in done}
+    asked = {task_folder(folder, task).name for task in request.suite.tasks}
+    is_same = held <= asked and all(one == here for one in kept)
+    if os.path.lexists(folder / MANIFEST):
+        held = {task_folder(folder, task).name for task in read_manifest(folder).results}
+        is_same = is_same and held == asked
+    if is_same:
+        return
+    limit = next((one["limit"] for one in kept if one.get("limit") is not None), None)
+    facts = [
+        f"{len(held)} task{'s'[: len(held) != 1]}, {f'--limit {limit}' if limit else 'no limit'}"
+    ]
+    facts += sorted(
+        {
+            f"its {name} is {one.get(name)}, here {here.get(name)}"
+            for one in kept
+            for name in (one.keys() | here.keys()) - {"limit"}
+            if one.get(name) != here.get(name)
+        }
+    )
+    raise UsageError(
+        f"{folder} holds another evaluation ({'; '.join(facts)}): name a new folder with --output"
+    )
+
+
+def _is_done(folder: Path) -> bool:
+    """Return True for complete results; remove any others."""
+    if (folder / DONE_FILE).is_file():
         return True
-    for file in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl"), done):
+    for file in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")):
         file.unlink(missing_ok=True)
     return False
 
@@ -355,9 +387,12 @@ def run_command_line(
 ) -> None:
     """Run lm-eval, with its output in `folder`/lm-eval.log, and write the manifest of its results.
 
-    Raises: ProcessError with the end of the output if lm-eval fails.
+    Raises: UsageError if the folder holds a finished evaluation; ProcessError with the end of the output if
+        lm-eval fails.
     """
     folder = folder.resolve()  # lm-eval runs in this folder
+    if os.path.lexists(folder / MANIFEST):
+        raise UsageError(f"{folder} holds a finished evaluation: name a new folder with --output")
     words = command_line(backend, suite, limit, folder)
     log = folder / "lm-eval.log"
     progress.note(f"output of lm-eval: {log}")

@@ -6,15 +6,23 @@ import pytest
 import yaml
 
 from assay.errors import UsageError
+from assay.files import seal
+from assay.models.sources import hash_files, resolve_model
+from assay.runs import SilentProgress
 from assay_bench.comparing import Terms
 from assay_bench.run_tasks import (
+    DONE_FILE,
     TASKS,
+    EvaluationRequest,
     TaskSuite,
     command_line,
     documents_of,
+    evaluate,
     load_task,
     parse_backend,
     read_suite,
+    run_command_line,
+    task_folder,
 )
 
 
@@ -154,3 +162,58 @@ def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:
     assert backend is not None
     with pytest.raises(UsageError, match="at commas"):
         command_line(backend, TaskSuite(tasks=["mmlu"]), None, tmp_path)
+
+
+def _evaluated(folder: Path, tasks: list[str]) -> EvaluationRequest:
+    """Leave the files of a finished evaluation of `tasks` in `folder`."""
+    content = hash_files(resolve_model("micro:llama"), "refuse")
+    suite = TaskSuite(tasks=tasks)
+    request = EvaluationRequest(
+        model="micro:llama", run="cpu/float32", suite=suite, content=content, folder=folder
+    )
+    for task in tasks:
+        place = task_folder(folder, task)
+        place.mkdir(parents=True)
+        (place / "results_1.json").write_text("{}")
+        (place / DONE_FILE).write_text(seal(request.key()))
+    evaluate(request, SilentProgress())
+    (folder / "verdict.json").write_text("{}")
+    return request
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"limit": 5, "suite": TaskSuite(tasks=["cloze"])}, r"\(4 tasks, no limit\)"),
+        ({"limit": 5}, r"\(4 tasks, no limit\)"),
+        ({"suite": TaskSuite(tasks=["cloze"])}, r"\(4 tasks, no limit\)"),
+        ({"suite": TaskSuite(tasks=[*TASKS, "mmlu"])}, r"\(4 tasks, no limit\)"),
+        (
+            {"suite": TaskSuite(tasks=list(TASKS), fewshot=2), "run": "cpu/bfloat16"},
+            r"\(4 tasks, no limit; its fewshot is None, here 2; its run is cpu/float32, here cpu/bfloat16\)",
+        ),
+    ],
+)
+def test_an_evaluation_of_other_questions_is_never_replaced(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    request = _evaluated(tmp_path, list(TASKS))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=rf"holds another evaluation {told}: name a new folder"):
+        evaluate(request.model_copy(update=change), SilentProgress())
+    backend = parse_backend("hf", ["pretrained=m"], 1)
+    assert backend is not None
+    with pytest.raises(UsageError, match="holds a finished evaluation: name a new folder"):
+        run_command_line(backend, request.suite, None, tmp_path, SilentProgress())
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_an_interrupted_evaluation_continues_with_its_own_tasks_alone(tmp_path: Path) -> None:
+    request = _evaluated(tmp_path, ["cloze", "addition"])
+    (tmp_path / "evaluation.json").unlink()
+    evaluate(request, SilentProgress())
+    assert (tmp_path / "evaluation.json").is_file()
+    (tmp_path / "evaluation.json").unlink()
+    with pytest.raises(UsageError, match=r"\(2 tasks, no limit\)"):
+        evaluate(request.model_copy(update={"suite": TaskSuite(tasks=["cloze"])}), SilentProgress())

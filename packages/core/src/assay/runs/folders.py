@@ -128,9 +128,7 @@ class RunFolder:
             earlier = {}
         if earlier.get("run") != command:
             return cls.create(command, output)
-        folder = cls._take(Path(str(output)))
-        (folder.path / _VERDICT).unlink(missing_ok=True)
-        return folder
+        return cls._take(Path(str(output)))
 
     @classmethod
     def _take(cls, path: Path) -> "RunFolder":

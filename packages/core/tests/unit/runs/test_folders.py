@@ -156,7 +156,6 @@ def test_a_folder_that_the_refusal_names_is_kept(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_in_the_folder_of_its_own_command_alone(tmp_path: Path) -> None:
     folder = RunFolder.create("bench run", tmp_path / "run").path  # which nobody holds any more
-    (folder / "verdict.json").write_text("{}")
     (folder / "kept").write_text("work")
 
     assert RunFolder.resume("bench run", folder).path == folder
