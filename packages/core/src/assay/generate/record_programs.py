@@ -101,6 +101,8 @@ def _run(side: Side, section: GoldenSection, finder: ProgramFinder, number: int)
 
     def is_wanted() -> bool:
         nonlocal running
+        if finder.wanted.is_of_loop:
+            return True
         if tracer.active is None:
             return False
         now = tracer.active.call.site.step

@@ -28,6 +28,12 @@ class Wanted(NamedTuple):
     sites: tuple[Site, ...] = ()
     """Values at these calls; of the noise run."""
 
+    @property
+    def is_of_loop(self) -> bool:
+        """Return True if a value is an input of the model, which the code around it made."""
+        inputs = (_is_input(one.at, one.port) for one in self.sites)
+        return any(inputs) or any(phase == "inputs" for phase, *_ in self.ports)
+
 
 class RecordedValue(NamedTuple):
     """A value whose program was recorded."""
@@ -92,7 +98,8 @@ class ProgramFinder:
     def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
         """Keep the program of a wanted value that has a larger error than those before."""
         at = Site(site, port)
-        key: _Key = at if self.wanted.sites else (site.phase, site.module, port)
+        phase: Phase = "inputs" if _is_input(site, port) else site.phase
+        key: _Key = at if self.wanted.sites else (phase, site.module, port)
         is_of_step = self.wanted.step in (None, site.step)
         if not is_of_step or key not in (self.wanted.sites or self.wanted.ports):
             return
@@ -126,6 +133,10 @@ class ProgramFinder:
                 writer.attach("answer", one.answer)
             values.append(RecordedValue(one.site, folder, one.error))
         return values
+
+
+def _is_input(site: CallSite, port: str) -> bool:
+    return site.module == "" and site.phase == "forward" and port.startswith("input.")
 
 
 def answer_of(port: str, answer: Tensor, index: RowIndex) -> dict[str, Tensor]:
