@@ -119,6 +119,10 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     (tmp_path / "unlogged").mkdir()
     unlogged = run(tmp_path / "unlogged", "gradient scaled by micro-batches", split=scale_free)
     assert unlogged.levels["equivalent"].verdict is Outcome.PASS
+    unchecked = (
+        "equivalent: no grad_norm is logged, so a wrong scale of the gradients was not checked"
+    )
+    assert unlogged.notes[0] == reason_of(unlogged) == unchecked
 
     verdict = run(tmp_path, "gradient scaled by micro-batches", split=scale_free, keys=NORM)
 
@@ -138,6 +142,7 @@ def test_norms_of_a_clean_script_agree(tmp_path: Path) -> None:
 
     assert verdict.verdict is Outcome.PASS, verdict.levels["equivalent"].reason
     assert verdict.levels["equivalent"].compared == 4 + 4 + 1
+    assert reason_of(verdict) is None
 
 
 @pytest.mark.parametrize(

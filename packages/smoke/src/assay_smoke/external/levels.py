@@ -266,10 +266,20 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
         return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
     is_positive = first == 0 < second or first > second > 0
-    if library.precision is None or not is_positive:
+    advice = []
+    if not is_positive:
+        advice.append(
+            "log the learning rate"
+            if first < 0
+            else "a rate that does not fall, or falls to 0, may be that of the next step; launch it"
+            " without warm-up and with a falling rate"
+        )
+    if library.precision is None:
+        advice.append("write `precision`")
+    if advice:
         why = "that step changed nothing, as with a rate of 0 or if a loss scale skips it"
         return not_compared(
-            f"{held}: saved models are one step old, or {why}; log the learning rate, and write `precision`"
+            f"{held}: saved models are one step old, or {why}; {', and '.join(advice)}"
         )
     reason = f"{held}, although its learning rate is {second if step == 2 else first:g}: saved models are one step old"
     return failed_checkpoint(step, len(saved.hashes), reason)

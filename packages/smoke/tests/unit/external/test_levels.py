@@ -1,4 +1,4 @@
-"""Checkpoints of a cycle: absent, broken, repeated and surplus ones; memory of its device."""
+"""Checkpoints of a cycle: absent, broken, repeated, surplus and old ones; memory of its device."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from assay.verdicts import Outcome
-from assay_smoke.external.levels import judge_checkpoints, judge_memory
+from assay_smoke.external import levels
+from assay_smoke.external.levels import judge_checkpoints, judge_first_save, judge_memory
 from assay_smoke.external.runs import SavedModel
 from assay_smoke.machine import MemoryUse
 
@@ -75,6 +76,49 @@ def test_a_wrong_checkpoint_fails_with_its_step(saved: list[SavedModel], reason:
 def test_a_run_that_changes_the_initial_model_fails() -> None:
     reason = "files in the folder of {model} changed: config.json"
     assert judge(FIRST, SECOND, changed_files=["config.json"]) == reason
+
+
+ADVICE = (
+    "a rate that does not fall, or falls to 0, may be that of the next step; launch it without"
+    " warm-up and with a falling rate"
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "rates", "verdict", "end"),
+    [
+        ("float32", [2e-3, 1e-3], Outcome.FAIL, "rate is 0.002: saved models are one step old"),
+        ("float32", [0.0, 1e-3], Outcome.FAIL, "rate is 0.001: saved models are one step old"),
+        ("float32", [1e-3, 1e-3], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
+        ("float32", [1e-3, 2e-3], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
+        ("float32", [1e-3, 0.0], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
+        ("float32", [None, None], Outcome.NOT_COMPARED, "skips it; log the learning rate"),
+        (None, [2e-3, 1e-3], Outcome.NOT_COMPARED, "skips it; write `precision`"),
+        (None, [1e-3, 1e-3], Outcome.NOT_COMPARED, f"{ADVICE}, and write `precision`"),
+    ],
+)
+def test_an_old_model_fails_or_says_what_is_missing(
+    precision: str | None,
+    rates: list[float | None],
+    verdict: Outcome,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = SimpleNamespace(
+        launch=None, ended_well=True, losses=[SimpleNamespace(learning_rate=one) for one in rates]
+    )
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(
+            launch=["{steps}", "{save_every}"], precision=precision, model_copy=lambda **_: None
+        ),
+        run=lambda *_, **__: short,
+        start=FIRST,
+    )
+    monkeypatch.setattr(levels, "checkpoints_of", lambda _: {1: None, 2: None})
+    monkeypatch.setattr(levels, "read_history", lambda *_: iter([FIRST]))
+    level = judge_first_save(cycle).level
+    assert level.verdict is verdict
+    assert str(level.reason).endswith(end)
 
 
 MIB = 1 << 20
