@@ -195,10 +195,13 @@ def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
     A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository and is
     not a RUN.
     """
-    words = ((step, word) for step in steps for word in step.words)
-    return [
-        f"{step.name}: {missing}" for step, word in words if (missing := _missing_in(word, root))
-    ]
+    found = (
+        f"{step.name}: {missing}"
+        for step in steps
+        for word in step.words
+        if (missing := _missing_in(word, root))
+    )
+    return list(dict.fromkeys(found))  # several machines run the same entry
 
 
 def _missing_in(word: str, root: Path) -> str:

@@ -200,7 +200,7 @@ def test_a_name_that_the_file_does_not_define_is_missing(
 ) -> None:
     (tmp_path / "c.py").write_text(source, encoding="utf-8")
     steps = list_steps(read(tmp_path, MACHINE + "[[data]]\ncollator = 'c.py:pad'"), "box")
-    assert find_missing(steps, tmp_path) == missing
+    assert find_missing([*steps, *steps], tmp_path) == missing
 
 
 def test_an_unknown_machine_and_tier_are_refused_with_the_nearest(tmp_path: Path) -> None:
