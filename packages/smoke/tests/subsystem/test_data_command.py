@@ -56,7 +56,7 @@ def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) ->
         "     0  'a' (97)                      no label",
         ">    1  '<|eos|>' (257)               no label",
     ]
-    assert "broken in 10 of 20 cases" in done.stderr
+    assert "broken in 10 of the 20 cases of this property" in done.stderr
     # The file is imported in a process of its own, whose log is beside the verdict.
     assert (tmp_path / "run/data.log").is_file()
 

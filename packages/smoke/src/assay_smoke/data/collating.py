@@ -98,7 +98,9 @@ def _collate(
 
     Raises: RaisedError for a malformed batch.
     """
-    with subject.called_for(_describe_lengths(features)):
+    is_plain = not any("labels" in feature for feature in features)
+    hint = "plain samples have no labels" if is_plain else ""
+    with subject.called_for(_describe_lengths(features), hint):
         batch: Any = collator(features)
         if not hasattr(batch, "keys"):
             raise subject.returned(f"a {type(batch).__name__}", _WANTED)
@@ -336,6 +338,8 @@ def check_padding(
 ) -> SubjectReport:
     """Collate samples of these lengths with every tokenizer, padding on either side."""
     log = PropertyLog(subject.name, PADDING_PROPERTIES)
+    if all(one.pad_token_id not in (None, one.eos_token_id) for one in tokenizers):
+        log.note("padding with EOS was not tried: this tokenizer has its own pad token")
     sides = ("right", "left")
     for collator, tokenizer, padding in _make_collators(subject, make_collator, tokenizers, sides):
         for lengths in batches:

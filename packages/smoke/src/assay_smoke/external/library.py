@@ -7,12 +7,14 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from assay.files import UnreadableFileError, read_toml
+from assay.foreign_text import one_line, shorten
 from assay.verdicts import Record
 
 # Placeholders of a launch line. `resume` also has `resume_from`, and `checkpoints.folder` has `step`.
@@ -265,7 +267,8 @@ def read_library(path: Path) -> ExternalLibrary:
     try:
         library = ExternalLibrary.model_validate(data)
     except ValidationError as error:
-        raise UnreadableFileError.of(path, _describe(error)) from None
+        # `UnreadableFileError.of` would cut the list of all keys.
+        raise UnreadableFileError(f"{path}: {one_line(_describe(error))}") from None
     return library if library.name else library.model_copy(update={"name": path.stem})
 
 
@@ -292,17 +295,19 @@ def _describe(error: ValidationError) -> str:
     # A misspelled key also makes the right key missing, but the misspelling says more.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
-    key = ".".join(place)
+    key = shorten(".".join(place))
     table, expected = _find_field(place)
     if first["type"] == "extra_forbidden":
-        return f"there is no key `{key}`; there are: {', '.join(table.model_fields)}"
+        nearest = get_close_matches(place[-1], table.model_fields, n=1)
+        meant = f" (did you mean `{nearest[0]}`?)" if nearest else ""
+        return f"there is no key `{key}`{meant}; there are: {', '.join(table.model_fields)}"
     if first["type"] == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
     problem = first["msg"].removeprefix("Value error, ")
     problem = problem[:1].lower() + problem[1:]
     if first["type"] == "value_error":
         return f"{key}: {problem}" if key else problem
-    return f"`{key}` is {first['input']!r}: {problem}; expected: {expected}"
+    return f"`{key}` is {shorten(repr(first['input']))}: {problem}; expected: {expected}"
 
 
 def _find_field(place: list[str]) -> tuple[Any, str]:

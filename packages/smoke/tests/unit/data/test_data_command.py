@@ -121,7 +121,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     begin = lines.index("sampler: mine.py:bad")
     assert lines[begin : begin + 5] == [
         "sampler: mine.py:bad",
-        "  broken in 2 of 3 cases: one",
+        "  broken in 2 of the 3 cases of this property: one",
         "  it is lost",
         "    sample 0",
         "    > 1",
@@ -252,6 +252,24 @@ def test_a_collator_in_place_of_its_maker_is_explained(given: Any, message: str)
     hint = "c.py:pad is called with the tokenizer and returns the collator$"
     with pytest.raises(RaisedError, match=message.format(hint)):
         check_padding(Subject("c.py:pad"), given, padding_tokenizers())
+
+
+def test_a_collator_that_reads_labels_of_plain_samples_is_explained() -> None:
+    def read_labels(_: Any) -> Any:
+        return lambda features: [feature["labels"] for feature in features]
+
+    with pytest.raises(
+        RaisedError, match=r"KeyError: 'labels'(.|\n)*\n  plain samples have no labels$"
+    ):
+        check_padding(Subject("it"), read_labels, padding_tokenizers(), "plain")
+
+
+@pytest.mark.parametrize(("padding", "is_noted"), [("own", True), ("eos", False)])
+def test_padding_with_eos_that_was_not_tried_is_noted(padding: Any, *, is_noted: bool) -> None:
+    collator = load_object(f"{PLANTS / 'collators.py'}:pad_id_masked")
+    note = "padding with EOS was not tried: this tokenizer has its own pad token"
+    report = check_padding(Subject("it"), collator, [micro_tokenizer(padding)])
+    assert (note in report.notes) == is_noted
 
 
 def test_plans_that_are_declined_are_no_failure_and_noted() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_smoke.external.library import fill, read_library
+from assay_smoke.external.library import ExternalLibrary, fill, read_library
 
 EXAMPLES = sorted((Path(__file__).parents[5] / "examples").glob("*/smoke*.toml"))
 
@@ -78,7 +78,9 @@ def test_checkpoints_may_count_epochs_or_samples(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("launch =", "lunch ="), "there is no key `lunch`; there are: name, launch, "),
+        (("launch =", "lunch ="),
+         "there is no key `lunch` (did you mean `launch`?); there are: "
+         + ", ".join(ExternalLibrary.model_fields)),
         (("launch =", "name ="), "the key `launch` is missing; expected: the command line that"),
         (("resume =", "learning_rates = [0.1]\nresume ="),
          "`learning_rates` has 1 numbers for 9 `steps`: each step needs one"),
@@ -89,7 +91,7 @@ def test_checkpoints_may_count_epochs_or_samples(
         (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {accumulation}, {"),
         (("{model}", "{data}"), "`launch` has {data}, but there is no key `data`"),
         (('"{resume_from}"', '"last"'), "`resume` has no {resume_from}; a library that"),
-        (("losses.pattern", "losses.patern"), "there is no key `losses.patern`; there are: pattern"),
+        (("losses.pattern", "losses.patern"), "there is no key `losses.patern` (did you mean `pattern`?); there are: pattern"),
         (("(?P<loss>", "("), "losses: `pattern` has no group `loss`"),
         (("(?P<loss>", "(?P<loss"), "losses: `pattern` is not a regular expression: "),
         (("(?P<loss>\\S+)", "(?P<loss>a{99999999999})"), "losses: `pattern` is not a regular expression: "),
