@@ -12,6 +12,7 @@ from assay.verdicts import Outcome
 from assay_smoke.external import rerun_levels
 from assay_smoke.external.rerun_levels import (
     _Difference,
+    _first_other_loss,
     judge_equivalent,
     judge_interruption,
     measure_apart,
@@ -70,6 +71,34 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
     assert level.verdict is None
     assert (level.model_extra or {})["unchecked"] is True
     assert "it was not checked whether training depends on the split" in str(level.reason)
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ([2.0, 1.0], None),
+        (
+            [2.5, 1.0],
+            (
+                "the loss of step 3 is 2.5, the uninterrupted run's 2.0 (weights, data or random numbers"
+                " were not restored, or the checkpoint holds an older model)"
+            ),
+        ),
+        (
+            [2.0, 1.5],
+            (
+                "the loss of step 4 is 1.5, the uninterrupted run's 1.0 (the first one agrees: moments,"
+                " the schedule or random numbers were not restored)"
+            ),
+        ),
+    ],
+)
+def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
+    losses: list[float], reason: str | None
+) -> None:
+    cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE))
+    run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses)
+    assert _first_other_loss(cycle, run) == reason
 
 
 @pytest.mark.parametrize(
