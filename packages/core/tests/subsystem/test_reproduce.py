@@ -24,7 +24,7 @@ def run_alone(script: Path, *options: str) -> tuple[int, str]:
     """Exit code and output of reproduce.py."""
     command = [sys.executable, "-W", "ignore", "-c", _ALONE, str(script), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.stderr
+    assert not done.stderr, done.stderr
     return done.returncode, done.stdout
 
 

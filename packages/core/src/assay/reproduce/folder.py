@@ -115,15 +115,17 @@ def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
     }
     write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
     template = text_environment(TEMPLATES).get_template("README.md.j2")
-    rows = one.measure(one.dtype, one.words.device)
+    device = one.words.device
     readme = template.render(
         headline=one.words.headline,
         story=one.words.story,
         site=one.site,
-        rows=rows,
+        rows=one.measure(one.dtype, device),
         dtype=one.dtype,
         recorded=one.recorded,
-        libraries="",
+        device=device,
+        fails_on_cpu=severity(one.measure(one.dtype, "cpu")) > 1,
+        fails_as_recorded=severity(one.measure(one.recorded, device)) > 1,
     )
     write_whole(folder / "README.md", readme)
     return write_whole(folder / "reproduce.py", one.text)
