@@ -157,6 +157,8 @@ class Measure:
     """Items that an equally good candidate would need for a PASS; None if decided, or if these suffice."""
     pool: str | None = None
     """The pool that passes, and contains this underpowered measure."""
+    is_pooled: bool = False
+    """True for a measure over the items of several tasks."""
 
     @property
     def gain(self) -> float:
@@ -474,7 +476,7 @@ def _pooled(parts: Sequence[Sequence[_Column]], terms: Terms) -> tuple[Measure, 
         )
         joined = Differences.pooled(column.differences for column in columns)
         pool = replace(columns[0], base=base, candidate=candidate, differences=joined)
-        found.append(pool.measure(terms))
+        found.append(replace(pool.measure(terms), is_pooled=True))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """The files that `assay bench compare` writes: verdict, JSON and Markdown."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,32 @@ def compare_folders(
     base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
 ) -> EvaluationComparison:
     """Compare two evaluations and write verdict, JSON and Markdown."""
-    found = compare(_read(base, clusters), _read(candidate, clusters), terms)
+    sides = (_read(base, clusters), base), (_read(candidate, clusters), candidate)
+    was, now = _named_apart(*sides)
+    found = compare(was, now, terms)
     write_whole(folder / JSON_FILE, comparison_as_json(found))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
-    write_results(*verdict_of(found), folder)
+    verdict, rows = verdict_of(found)
+    if verdict.verdict is Outcome.FAIL and any(task.lost for task in found.tasks):
+        lost = f"questions that only the base got right: {folder / MARKDOWN_FILE}"
+        verdict = verdict.model_copy(update={"notes": [*verdict.notes, lost]})
+    write_results(verdict, rows, folder)
     return found
+
+
+def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
+    """Add the setup function to the name of each side, and its file or folder if the names are still equal."""
+    setups = [one.facts.get("setup") for one, _ in sides]
+    marks = [f" with {Path(str(setup)).name}" if setup else "" for setup in setups]
+    names = {one.name + mark for (one, _), mark in zip(sides, marks, strict=True)}
+    places = [path.resolve() for _, path in sides]
+    if len(names) == 1 and len(set(places)) > 1:
+        is_short = len({place.name for place in places}) > 1
+        added = [place.name if is_short else place for place in places]
+        marks = [f"{mark} ({place})" for mark, place in zip(marks, added, strict=True)]
+    for (one, _), mark in zip(sides, marks, strict=True):
+        run = {"run": f"{one.facts['run']}{mark}"} if "run" in one.facts else {}
+        yield replace(one, name=one.name + mark, facts=one.facts | run)
 
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
@@ -51,6 +72,8 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
     levels = {one.name: _level_of(one) for one in comparison.parts}
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
+        if any(" documents" in what for what in comparison.refused):
+            reason += "; run both sides with the same --limit and tasks"
         levels["tasks"] = not_compared(reason)
     wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
     verdict = conclude(
@@ -65,6 +88,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
                 f"{task.name}: {measure_in_words(measure)}"
                 for task in comparison.parts
                 for measure in task.measures
+                if measure not in _deciding(task)
             ),
         ],
         compared_unit="items",
@@ -124,7 +148,8 @@ def measure_in_words(measure: Measure) -> str:
 def _needed_in_words(measure: Measure) -> str:
     if measure.items_needed is None:
         return ", though they usually would"
-    return f"; about {measure.items_needed:,} would"
+    limit = "" if measure.is_pooled else f" (--limit {measure.items_needed} on both sides)"
+    return f"; about {measure.items_needed:,} would{limit}"
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
@@ -139,12 +164,16 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 
 
 def _level_of(task: TaskComparison) -> LevelResult:
-    failed = [m for m in task.measures if m.judged is Outcome.FAIL]
-    unsure = [m for m in task.measures if m.judged is Outcome.NOT_COMPARED]
     deciding = [task.problem] if task.problem else []
-    reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
+    reason = "; ".join([*deciding, *map(measure_in_words, _deciding(task))]) or None
     compared = 0 if task.members else _num_compared(task)  # a pool has the items of its tasks
     return LevelResult(Level(verdict=task.judged, reason=reason, compared=compared))
+
+
+def _deciding(task: TaskComparison) -> list[Measure]:
+    """Return the measures that the reason of the level describes."""
+    failed = [one for one in task.measures if one.judged is Outcome.FAIL]
+    return failed or [one for one in task.measures if one.judged is Outcome.NOT_COMPARED]
 
 
 def _num_compared(task: TaskComparison) -> int:

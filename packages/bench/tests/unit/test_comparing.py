@@ -110,7 +110,7 @@ def test_underpowered_reports_the_needed_items() -> None:
     assert measure.items_needed == 322
     verdict, _ = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
-    told = "100 items cannot exclude a drop of 2.0%; about 322 would if the candidate is as good"
+    told = "100 items cannot exclude a drop of 2.0%; about 322 would (--limit 322 on both sides) if the candidate is as good"
     values = "acc 100.0% -> 100.0%, difference +0.0% (-2.6% to +2.6%)"
     assert verdict.levels["sums"].reason == f"underpowered: {values}: {told}"
 

@@ -77,6 +77,46 @@ def test_an_underpowered_comparison_has_one_name_everywhere(tmp_path: Path) -> N
     assert junit.count("<error") == junit.count('<error message="underpowered: ') == 2
 
 
+@pytest.mark.parametrize(
+    ("setup", "title"),
+    [
+        ("/far/damage.py:scale", "m on cpu/float32 with damage.py:scale against m on cpu/float32"),
+        (None, "m on cpu/float32 (after) against m on cpu/float32 (before)"),
+    ],
+)
+def test_sides_of_one_name_are_told_apart(setup: str | None, title: str, tmp_path: Path) -> None:
+    for name, one in (("before", None), ("after", setup)):
+        facts = {"model": "m", "run": "cpu/float32", "setup": one}
+        side = replace(evaluation(answered(100, 100), name="m on cpu/float32"), facts=facts)
+        write_sealed(tmp_path / name, Baseline.of(side, ACCEPTED.acceptance))
+    folder = RunFolder.create("bench compare", tmp_path / "compared").path
+    compare_folders(tmp_path / "before", tmp_path / "after", Terms(), {}, folder)
+    assert read_report(folder).explanation.title == f"NOT_COMPARED: {title}"
+
+
+def test_a_failure_is_stated_once_and_names_the_lost_questions(tmp_path: Path) -> None:
+    for name, num_right in (("before", 100), ("after", 50)):
+        side = evaluation(answered(num_right, 100))
+        write_sealed(tmp_path / name, Baseline.of(side, ACCEPTED.acceptance))
+    folder = RunFolder.create("bench compare", tmp_path / "compared").path
+    compare_folders(tmp_path / "before", tmp_path / "after", Terms(), {}, folder)
+    stream = io.StringIO()
+    print_report(read_report(folder), open_text_console(stream))
+    assert stream.getvalue().count("lower by more than chance") == 1
+    lost = f"note: questions that only the base got right: {folder}/comparison.md\n"
+    assert lost in stream.getvalue()
+
+
+def test_sides_with_other_documents_need_the_same_limit() -> None:
+    verdict, _ = verdict_of(
+        compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms())
+    )
+    assert verdict.levels["tasks"].reason == (
+        "the two sides answered different questions: sums: missing from the candidate: 1 of 4 documents;"
+        " run both sides with the same --limit and tasks"
+    )
+
+
 BASE = evaluation(
     answered(3, 4), task([item(n, log_probability=-float(n)) for n in (1, 2)], name="texts")
 )

@@ -73,11 +73,17 @@ class LadderRung:
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
             "resolution": format_number(self.coarsest.resolution) if self.coarsest else "",
-            "worst": one_line(level.reason or self._error),
+            "worst": self.reason or self.error,
         }
 
     @property
-    def _error(self) -> str:
+    def reason(self) -> str:
+        """Return the reason of the outcome in one line; "" without one."""
+        return one_line(self.level.reason or "")
+
+    @property
+    def error(self) -> str:
+        """Return the worst error; "" if nothing was measured."""
         return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
 
     @property
@@ -86,7 +92,7 @@ class LadderRung:
         extra = self.level.model_extra or {}
         facts = {name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE}
         if self.level.reason and self.worst:
-            facts["worst"] = self._error
+            facts["worst"] = self.error
         return _flatten(facts)
 
 

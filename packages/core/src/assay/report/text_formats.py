@@ -58,7 +58,13 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     if verdict.verdict is not Outcome.PASS and report.ladder:
         verdicts = [rung.level.verdict for rung in report.ladder]
         yield Text("")
-        yield _indented(_table([rung.cells for rung in report.ladder], verdicts))
+        # The sentences above give the reasons.
+        cells = [
+            rung.cells
+            | ({"worst": rung.error} if rung.error and rung.reason in words.message else {})
+            for rung in report.ladder
+        ]
+        yield _indented(_table(cells, verdicts))
     if len(verdict.suspects) > 1:
         yield Text("")
         yield Text(
