@@ -1,6 +1,7 @@
 """Captures an expectation in several processes, which must agree; verifies and compares expectations."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
 from assay.runs.results import write_results
-from assay.verdicts import Verdict
+from assay.verdicts import Outcome, Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.judging import (
@@ -70,7 +71,21 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
             expectation = _with_capture(expectation, again, number)
     widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
     limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
-    return write_expectation(expectation.model_copy(update={"limits": limits}), path)
+    before = _hash_of(path)
+    write_expectation(expectation.model_copy(update={"limits": limits}), path)
+    outcome = "written" if before is None else "replaced"
+    progress.note(f"{'unchanged' if _hash_of(path) == before else outcome}: {path}")
+    return path
+
+
+def _hash_of(path: Path) -> str | None:
+    """Return the hash of an expectation, "" for one that cannot be read, None without the file."""
+    if not path.is_file():
+        return None
+    try:
+        return read_expectation(path).hash
+    except UnreadableFileError:
+        return ""
 
 
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Expectation:
@@ -171,7 +186,23 @@ def verify_expectations(
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
     verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
+    if verdict.verdict is Outcome.FAIL and setup is None:
+        hint = _recapture(expectations, observations, run)
+        verdict = verdict.model_copy(update={"notes": [*verdict.notes, *hint]})
     return write_results(verdict, rows, folder)
+
+
+def _recapture(expectations: Mapping[Path, Expectation], here: AllSeen, run: str) -> list[str]:
+    """Return the command that accepts the first intended change."""
+    for seen, (file, expectation) in zip(here.seen, expectations.items(), strict=True):
+        is_here = expectation.key.machine == here.machine
+        within = seen.observed is not None and is_within_limits(
+            judge_by(expectation, seen.observed.distributions)
+        )
+        if is_here and seen.problem is None and not within:
+            words = ["assay", "expect", "capture", expectation.model, "--run", run]
+            return [f"intended? {shlex.join([*words, '--output', str(file), '--reason', 'TEXT'])}"]
+    return []
 
 
 def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
@@ -181,7 +212,12 @@ def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
     """
     before, now = read_expectation(expected), read_expectation(actual)
     verdict, rows, change = judge_pair(before, now)
-    write_results(verdict, rows, folder)
+    is_short = expected.name != actual.name
+    sides = {
+        side: {"run": f"{path.name if is_short else path} ({one.key.machine.dtype})"}
+        for side, path, one in (("reference", expected, before), ("candidate", actual, now))
+    }
+    write_results(verdict.model_copy(update=sides), rows, folder)
     return change_as_markdown(before, now, change)
 
 
@@ -193,6 +229,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or folder; `assay expect capture` makes one")
         if not inside or not inside[0].is_file():
             raise UsageError(f"{path} has no expectation; `assay expect capture` makes one")
         found += inside

@@ -88,6 +88,16 @@ class Change:
     """Differences in machine, software and settings."""
 
     @property
+    def headline(self) -> str:
+        """Name the kind, with its reason unless that is the level's."""
+        if self.kind == "other":
+            return "other: different content, which cannot be compared"
+        if self.kind != "break":
+            return self.summary if self.kind == "noise" else f"drift: {self.summary}"
+        first = self.grown[0].module or "(model)" if self.grown else ""
+        return f"break: over OLD's limits{f', first in {first}' if first else ''}"
+
+    @property
     def summary(self) -> str:
         """Describe the change."""
         if self.judged is None:
@@ -138,6 +148,7 @@ def judge_pair(
         reference={"run": expected.name},
         candidate={"run": actual.name},
         location=location,
+        headline=change.headline,
     )
     return verdict, rows, change
 

@@ -181,7 +181,7 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
             ],
             "x.json is a file: several models need a DIR",
         ),
-        (["verify", "absent.json"], "absent.json has no expectation"),
+        (["verify", "absent.json"], "absent.json: no such file or folder"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(

@@ -6,11 +6,13 @@ import pytest
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
-from assay.runs import SilentProgress
+from assay.report.run_report import read_report
+from assay.runs import RunFolder, SilentProgress
 from assay_expectations import capture_and_verify
 from assay_expectations.capture_and_verify import (
     SHIPPED,
     capture_expectation,
+    diff_expectations,
     find_files,
     verify_expectations,
 )
@@ -23,6 +25,7 @@ from assay_expectations.records import (
     Seen,
     Signature,
     read_expectation,
+    write_expectation,
 )
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
@@ -177,10 +180,67 @@ def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
     assert find_files([tmp_path / "b.json"]) == [tmp_path / "b.json"]
 
 
-@pytest.mark.parametrize("name", ["", "absent.json", "absent"])
-def test_path_without_expectations_is_an_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"has no expectation; `assay expect capture`"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "has no expectation; `assay expect capture`"),
+        ("absent.json", "absent.json: no such file or folder; `assay expect capture`"),
+    ],
+)
+def test_path_without_expectations_is_an_error(tmp_path: Path, name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
         find_files([tmp_path / name])
+
+
+def test_a_diff_names_the_files_and_the_kind_of_change(tmp_path: Path) -> None:
+    for name, noise in (("old", NOISE), ("same", 1.1 * NOISE), ("new", 5 * NOISE)):
+        write_expectation(expectation(noise=noise), tmp_path / f"{name}.json")
+    told = {}
+    for name in ("same", "new"):
+        folder = RunFolder.create("expect diff", tmp_path / name).path
+        diff_expectations(tmp_path / "old.json", tmp_path / f"{name}.json", folder)
+        words = read_report(folder).explanation
+        told[name] = (words.title, words.headline, words.details)
+    assert told["same"][:2] == (
+        "PASS: micro:llama on same.json (bfloat16) against old.json (bfloat16)",
+        "noise: logits-error is 0.011 = 1.1x the older noise (limit 2x)",
+    )
+    reason = "signature: over a limit: logits-error is 0.05 = 5x the older noise (limit 2x)"
+    assert told["new"] == (
+        "FAIL: micro:llama on new.json (bfloat16) against old.json (bfloat16)",
+        "break: over OLD's limits",
+        (reason,),
+    )
+
+
+def test_a_failed_verification_names_the_command_for_an_intended_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_expectation(expectation(), tmp_path / "e.json")
+    notes = []
+    for number, error in enumerate((5 * NOISE, NOISE)):
+        seen = Seen(file=str(file), observed=observed(distributions(off(error))))
+        here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+        monkeypatch.setattr(capture_and_verify, "call", lambda *_, here=here, **__: [here])
+        folder = RunFolder.create("expect verify", tmp_path / str(number)).path
+        notes.append(verify_expectations([file], "acme/bfloat16", folder, SilentProgress()).notes)
+    command = f"assay expect capture micro:llama --run acme/bfloat16 --output {file} --reason TEXT"
+    assert notes[0][-1:] == [f"intended? {command}"]
+    assert not any("intended?" in note for note in notes[1])
+
+
+def test_a_capture_says_what_became_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
+    notes: list[str] = []
+    progress = SilentProgress()
+    monkeypatch.setattr(progress, "note", notes.append)
+    for noise in (NOISE, NOISE, 1.1 * NOISE):
+        answer(monkeypatch, expectation(noise=noise).signature)
+        capture_expectation(options, tmp_path, progress)
+    (path,) = tmp_path.iterdir()
+    assert notes == [f"written: {path}", f"unchanged: {path}", f"replaced: {path}"]
 
 
 def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
