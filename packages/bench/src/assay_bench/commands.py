@@ -118,7 +118,7 @@ def ab(
         ),
     ] = 0.05,
     blocks: Annotated[
-        int, Option("New processes of A and of B. More blocks narrow the interval.", "N")
+        int, Option("New processes of A and of B, at least 6. More narrow the interval.", "N")
     ] = 10,
     output: _Output = None,
     as_json: _AsJson = False,
