@@ -8,7 +8,7 @@ import typer
 
 from assay.api.options import Model, Option, TrustRemoteCode
 from assay.cli.derived_commands import GroupedCommand, with_options
-from assay.output.streams import print_text
+from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay_bench.comparing import Terms
@@ -386,7 +386,11 @@ def accept(
     found = read_evaluation(evaluation)
     if name is not None:
         found = replace(found, name=name)
-    print_text(accept_evaluation(found, baseline, terms, by=approved_by, reason=reason))
+    outcome = "replaced" if baseline.is_file() else "accepted"
+    path = accept_evaluation(found, baseline, terms, by=approved_by, reason=reason)
+    approval = "" if approved_by else "; approved by nobody: --approved-by NAME"
+    print_error(f"{outcome}: {len(found.tasks)} tasks{approval}")
+    print_text(path)
 
 
 _TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}

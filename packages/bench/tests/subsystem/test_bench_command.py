@@ -97,6 +97,7 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     baseline = tmp_path / "llama.json"
     accepted = assay("accept", str(runs / "trained"), str(baseline), "--approved-by", "Ada")
     assert accepted.returncode == 0, accepted.stderr
+    assert "accepted: 2 tasks\n" in accepted.stderr
 
     (runs / "trained" / "tasks" / "counting" / "done.json").unlink()
     code, _ = judged(
