@@ -23,6 +23,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["generate", "train"])
 def test_the_candidate_runs_in_the_other_environment(
     tmp_path: Path, python: Path, kind: str
@@ -44,6 +45,7 @@ def test_a_fault_there_is_located_and_reproduced(tmp_path: Path, python: Path) -
     assert run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run").code == 0
 
 
+@pytest.mark.long
 def test_a_matrix_has_a_level_for_each_environment(tmp_path: Path, python: Path) -> None:
     environments = "--matrix", python, "--matrix", "/bin/false"
     words = "check", "generate", "micro:llama", *SIDES, "--level", "logits", *environments

@@ -47,6 +47,7 @@ def test_the_place_of_changed_code_is_named(tmp_path: Path, old_golden: Path) ->
     assert "capture the golden again" in note
 
 
+@pytest.mark.long
 def test_a_fault_is_located_in_spite_of_changed_code(tmp_path: Path, old_golden: Path) -> None:
     plant = Path("packages/core/tests/faults/plants/attention.py:scale_2_percent").resolve()
     words = "--golden", old_golden, "--candidate", "cpu/bfloat16", "--candidate-setup", plant
