@@ -162,6 +162,7 @@ def test_left_out_calls_of_a_device_graph_are_reported(
     is_recording = False
     device = SimpleNamespace(is_current_stream_capturing=lambda: is_recording)
     monkeypatch.setattr(torch, "get_device_module", lambda: device)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     net = Net().eval()
     with capture(net, tmp_path / "t"):
         net(torch.ones(1, 4))
