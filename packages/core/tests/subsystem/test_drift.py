@@ -10,6 +10,8 @@ import pytest
 import assay
 from packages.core.tests.subsystem.commands import run_in_process
 
+pytestmark = pytest.mark.long
+
 # What the other environment's library computed: sigmoid(1.02 x).
 _OTHER_CODE = """
 import torch
@@ -47,7 +49,6 @@ def test_the_place_of_changed_code_is_named(tmp_path: Path, old_golden: Path) ->
     assert "capture the golden again" in note
 
 
-@pytest.mark.long
 def test_a_fault_is_located_in_spite_of_changed_code(tmp_path: Path, old_golden: Path) -> None:
     plant = Path("packages/core/tests/faults/plants/attention.py:scale_2_percent").resolve()
     words = "--golden", old_golden, "--candidate", "cpu/bfloat16", "--candidate-setup", plant

@@ -32,13 +32,13 @@ def run_alone(script: Path, *options: str) -> tuple[int, str]:
     ("kind", "option", "plant", "shown"),
     [
         ("generate", "setup", "plants/attention.py:scale_2_percent", "scale=0.2082"),
-        ("train", "trainer", "training_plants/trainers.py:TwiceTheLearningRate", "value=-0.02"),
         *(
             pytest.param(*fault, marks=pytest.mark.long)
             for fault in (
                 ("generate", "setup", "plants/masks.py:future_token_seen", "bool"),
                 ("generate", "setup", "plants/generation.py:token_before_repeated", "-2, -1"),
                 ("train", "setup", "training_plants/setups.py:value_head_detached", "slice"),
+                ("train", "trainer", "training_plants/trainers.py:TwiceTheLearningRate", "=-0.02"),
             )
         ),
     ],
