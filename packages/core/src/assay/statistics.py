@@ -91,10 +91,10 @@ STATISTICS: dict[str, StatisticEntry] = {
         "gradient norm of a step beside the yardstick's", "nothing"
     ),
     "resumed-loss": StatisticEntry(
-        "loss of a step of the resumed run beside the yardstick's", "nothing"
+        "loss of a step after the resume, next to the yardstick's", "nothing"
     ),
     "resumed-grad-norm": StatisticEntry(
-        "gradient norm of a step of the resumed run beside the yardstick's", "nothing"
+        "gradient norm of a step after the resume, next to the yardstick's", "nothing"
     ),
     "noise-loss": StatisticEntry("loss of the noise run's step beside the yardstick's", "nothing"),
     "noise-grad-norm": StatisticEntry(

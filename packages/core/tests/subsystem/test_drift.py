@@ -46,6 +46,7 @@ def test_the_place_of_changed_code_is_named(tmp_path: Path, old_golden: Path) ->
     (note,) = [note for note in found.verdict["notes"] if "code changed" in note]
     assert "transformers 5.0.0 -> " in note
     assert "model.layers.0.mlp.act_fn by " in note
+    assert "self_attn" not in note
     assert "capture the golden again" in note
 
 

@@ -151,7 +151,7 @@ def _end_with(error: BaseException) -> NoReturn:
 def _find_requirements(module: str) -> list[str]:
     """Find the requirement of our packages that provides a missing module, and others of it that are missing.
 
-    Returns: that of the module first; empty if there is none.
+    Returns: the module's own first; an empty list without requirements.
     """
     for package in (one for one in distributions() if one.name.startswith("assay-")):
         lines = package.requires or []

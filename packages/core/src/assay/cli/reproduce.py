@@ -13,7 +13,7 @@ from assay.cli.derived_commands import read_values, with_options
 from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
 from assay.output.streams import print_text
-from assay.runs.results import GOLDEN_FOLDER
+from assay.runs.results import GOLDEN_FOLDER, HERE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,8 +71,8 @@ def reproduce(
         raise UsageError(f"{run} is {verdict.verdict}: only a FAIL can be reproduced")
     if complaints:
         raise UsageError(f"{run}: {complaints[0]}")
-    candidate, limits_name, record = _read_check(context, verdict, run)
-    limits = load_limits(limits_name)
+    candidate, limits_name, golden, record = _read_check(context, verdict, run)
+    limits, holds_text = load_limits(limits_name), _holds_own_prompts(golden)
     by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
     places = _places(verdict, place)
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
@@ -91,7 +91,7 @@ def reproduce(
             pairs = record(wanted, progress) or record(_of_any_step(wanted), progress)
             with progress.step("makes it smaller"):
                 found = build(pairs, candidate.dtype, by_name, words)
-            is_private = "--prompts" in verdict.command and not with_text
+            is_private = holds_text and not with_text
             if not isinstance(found, str) and is_private and (tokens := find_tokens(found)):
                 found = f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
             if not isinstance(found, str):
@@ -119,8 +119,10 @@ def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
     return [places[place]]
 
 
-def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> "tuple[Run, str, Record]":
-    """Return the candidate's run, the limits, and what records both sides of the run's check."""
+def _read_check(
+    context: typer.Context, verdict: "Verdict", run: Path
+) -> "tuple[Run, str, Path, Record]":
+    """Return the candidate's run, the limits, the golden, and what records both sides of a run's check."""
     from assay.api import checks
 
     kind = " ".join(verdict.command[1:3])
@@ -133,23 +135,30 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> "tuple
         command = command.get_command(context, name)
     given = command.make_context(command.name, list(verdict.command[3:])).params
     del given["as_json"]
-    golden = run / GOLDEN_FOLDER
+    golden, here = run / GOLDEN_FOLDER, run / HERE_FOLDER / GOLDEN_FOLDER
     if kind == "check generate":
         from assay.generate.record_programs import record_pairs
 
         check = checks.generate_check_of(read_values(checks.check_generate, given))
-        golden = check.golden or golden
-        of_generation = partial(record_pairs, replace(check, golden=golden))
-        found = check.candidate, check.limits, of_generation
+        golden = here if here.is_dir() else check.golden or golden
+        record: Record = partial(record_pairs, replace(check, golden=golden))
+        candidate, limits = check.candidate, check.limits
     else:
         from assay.training.program_pairs import record_pairs as record_training
 
         train = checks.train_check_of(read_values(checks.check_train, given))
-        of_training = partial(record_training, replace(train, golden=golden))
-        found = parse_run(train.candidate), train.limits, of_training
+        record = partial(record_training, replace(train, golden=golden))
+        candidate, limits = parse_run(train.candidate), train.limits
     if not golden.is_dir():
         raise UsageError(f"{golden} was not kept: run the check again with --keep replay")
-    return found
+    return candidate, limits, golden, record
+
+
+def _holds_own_prompts(golden: Path) -> bool:
+    """Return True if a golden of generation has prompts of the user; the texts of training are assay's own."""
+    from assay.generate.golden import MANIFEST, read_golden
+
+    return (golden / MANIFEST).is_file() and read_golden(golden).inputs.prompts is not None
 
 
 def _failed_ports(

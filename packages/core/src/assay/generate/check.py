@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 from assay.devices.detection import require_run
@@ -183,13 +184,16 @@ def _explain_drift(
         capture_for(here, progress)
         own = _run_and_judge(here, progress)
     except AssayError as error:
-        return judgement.with_note(f"{_OTHER} ({packages}), which is not explained: {error}"), check
+        rmtree(folder, ignore_errors=True)
+        why = f"the golden is of another environment ({packages}), which is not explained: {error}"
+        return judgement.with_note(why), check
     code = f"the model's code changed ({packages}): {describe_changes(changes)}"
     if own.verdict.verdict is Outcome.FAIL:
         note = f"the candidate fails against a reference of this environment as well ({packages})"
         own = own.with_note(note)
         return (own.with_note(f"besides, {code}") if changes else own), here
     if changes:
+        rmtree(folder)  # it holds what decided, or nothing
         advice = "the candidate agrees with a reference of this environment. If the change is meant"
         return judgement.with_note(f"{code}; {advice}, capture the golden again"), check
     note = (
@@ -198,9 +202,6 @@ def _explain_drift(
         " there is nothing to look for"
     )
     return own.with_note(note), here
-
-
-_OTHER = "the golden is of another environment"
 
 
 def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":

@@ -5,6 +5,7 @@ values in all batches and keeps the worst; the noise run records the same ones.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from assay.devices.registry import open_run
@@ -17,7 +18,7 @@ from assay.generate.golden import GoldenSection
 from assay.generate.passes import Side, run_forced, whole_batches
 from assay.generate.spec import PRELOAD, GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
-from assay.launch import Rank, RemoteFunction, call, world_of
+from assay.launch import Rank, RemoteFunction, world_of
 from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.recording.programs import ProgramPair, ProgramRecorder
@@ -45,29 +46,21 @@ def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> li
     check: `folder` is that of the run.
     """
     check = replace(check, golden=check.golden_folder, folder=wanted.folder, verify_golden=False)
-    world = world_of(check.mesh, check.candidate.device)
-
-    def candidate(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "candidate"
-        folder = check.folder
-        by_rank = call(
-            _RECORD, request, world=world, folder=folder, name=name, progress=progress,
-            python=check.python,
-        )  # fmt: skip
-        return [one for of_rank in by_rank for one in of_rank]
-
-    def reference(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "reference"
-        return call(_RECORD, request, folder=check.folder, name=name, progress=progress)[0]
-
-    return pair_programs(candidate, reference, wanted)
+    return pair_programs(
+        _RECORD,
+        partial(WantedPrograms, check),
+        wanted,
+        progress,
+        world=world_of(check.mesh, check.candidate.device),
+        python=check.python,
+    )
 
 
 def record_programs(
     request: WantedPrograms, progress: Progress, rank: Rank | None = None
 ) -> list[RecordedValue]:
     """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
-    check, wanted = request
+    check, wanted = request.check, request.wanted.of_rank(rank)
     section = GoldenSection.open(check.golden_folder, check.dtype)
     if wanted.sites:
         choose_threads(section.golden.model.num_parameters)

@@ -50,5 +50,5 @@ def _ask(python: Path) -> str | None:
         answer: str | None = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed no answer"]
-        raise UsageError(f"--candidate-python {python} is no working Python: {last[0]}") from None
+        raise UsageError(f"--candidate-python {python} does not work: {last[0]}") from None
     return answer

@@ -175,8 +175,9 @@ class ProgramRecorder(TorchDispatchMode):
 
     def _narrowed(self, one: _Recorded, memory: set[int]) -> tuple[Step, frozenset[int]]:
         """Return an operation on lists of tensors in place for those in `memory` alone, and what it reads."""
-        name, (first, *_) = one.step.operation.split(".")[1], one.step.args
-        if not (name.startswith(_OF_LISTS) and isinstance(first, list)) or any(one.step.results):
+        is_of_lists = one.step.operation.split(".")[1].startswith(_OF_LISTS)
+        first = one.step.args[0] if is_of_lists and one.step.args else None
+        if not isinstance(first, list) or any(one.step.results):
             return one.step, one.reads
         kept = [k for k, item in enumerate(first) if self._memory[item[VALUE]] in memory]
 
@@ -216,11 +217,10 @@ class ProgramRecorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         """Run an operation and record it."""
+        del types
         kwargs = kwargs or {}
         if not self.is_recording() or is_suspended():
             return func(*args, **kwargs)
-        if any(not issubclass(kind, Tensor | nn.Parameter) for kind in types):
-            return NotImplemented
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         if any(type(one) not in (Tensor, nn.Parameter) for one in given):
             return NotImplemented  # a subclass computes with the tensors that it holds

@@ -225,16 +225,16 @@ class ValueObserver(Protocol):
     """Sees the values of a replay."""
 
     def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
-        """See the value of the model, and the recorded one."""
+        """Take the value of the model, and the recorded one."""
 
     def inject(self, site: CallSite, port: str, value: Tensor) -> None:
-        """See the value that replaces the model's."""
+        """Take the value that replaces the model's."""
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """See another object with the value of an injected one."""
+        """Take another object with the value of an injected one."""
 
     def overwrite(self, value: Tensor) -> None:
-        """See a tensor before the recorded value is written to it."""
+        """Take a tensor before the recorded value is written to it."""
 
 
 @dataclass

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowIndex
+from assay.launch import Rank, RemoteFunction, World, call
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
 from assay.replay.ports import allowed, is_attention_mask
 from assay.replay.trace_views import ReplayedTrace
+from assay.runs import Progress
+from assay.runs.results import rank_folder
 from assay.sites import CallSite, Phase, Site
 from assay.trace import Trace, TraceWriter
 
@@ -27,6 +31,10 @@ class Wanted(NamedTuple):
     """Phase, module and port of values at any call in this step; the candidate's."""
     sites: tuple[Site, ...] = ()
     """Values at these calls; of the noise run."""
+
+    def of_rank(self, rank: Rank | None) -> Self:
+        """Return the request of one rank, which writes into a folder of its own."""
+        return self._replace(folder=rank_folder(self.folder, rank.number)) if rank else self
 
     @property
     def is_of_loop(self) -> bool:
@@ -44,21 +52,34 @@ class RecordedValue(NamedTuple):
     """Relative to the recorded value; of values that must be equal, the share that differs."""
 
 
-Record = Callable[[Wanted], list[RecordedValue]]
-"""Has one side record programs in its own processes."""
+Request = TypeVar("Request")
 
 
 def pair_programs(
-    record_candidate: Record, record_reference: Record, wanted: Wanted
+    record: RemoteFunction[Request, list[RecordedValue]],
+    request: Callable[[Wanted], Request],
+    wanted: Wanted,
+    progress: Progress,
+    *,
+    world: World | None,
+    python: Path | None,
 ) -> list[ProgramPair]:
-    """Record the candidate's programs of wanted values, then the reference's of the same values."""
-    values = record_candidate(wanted._replace(folder=wanted.folder / "candidate"))
+    """Record the candidate's programs of wanted values, then the reference's of the same values.
+
+    record: records one side in its own process: the reference for a request with sites.
+    world, python: of the candidate.
+    """
+    ask = partial(call, record, folder=wanted.folder, progress=progress)
+    own = request(wanted._replace(folder=wanted.folder / "candidate"))
+    by_rank = ask(own, name="candidate", world=world, python=python)
+    values = [one for of_rank in by_rank for one in of_rank]
     if not values:
         return []
     # What backward computes again, the reference computes in forward.
     both = [site for one in values for site in (one.site, _in_forward(one.site))]
     sites = tuple(dict.fromkeys(both))
-    trusted = record_reference(Wanted(wanted.folder / "reference", wanted.step, (), sites))
+    same = Wanted(wanted.folder / "reference", wanted.step, (), sites)
+    (trusted,) = ask(request(same), name="reference")
     references = {one.site: Program.read(Trace.open(one.folder)) for one in trusted}
     traces = [(one.site, Trace.open(one.folder)) for one in values]
     return [

@@ -24,20 +24,24 @@ _SAME = 1e-5
 _CLEAR = 5.0
 
 
+class _NotReproducedError(Exception):
+    """The reason why a value does not fail by itself."""
+
+
 def build(
     pairs: Sequence[ProgramPair], recorded: str, limits: Mapping[str, float], words: Words
 ) -> Reproduction | str:
     """Build the smallest reproduction of one of the values that fails.
 
     recorded: the candidate's dtype.
-    Returns: the reasons if there is none.
+    Returns: the reproduction, or why no value fails by itself.
     """
     reasons: dict[str, str] = {}
     for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
-        found = _build_one(pair, recorded, limits, words)
-        if not isinstance(found, str):
-            return found
-        reasons.setdefault(found, str(pair.site))
+        try:
+            return _build_one(pair, recorded, limits, words)
+        except _NotReproducedError as error:
+            reasons.setdefault(str(error), str(pair.site))
     if not reasons:
         return "no value there is over its limit"
     return "; ".join(f"{site}: {reason}" for reason, site in reasons.items())
@@ -45,10 +49,10 @@ def build(
 
 def _build_one(
     pair: ProgramPair, recorded: str, limits: Mapping[str, float], words: Words
-) -> Reproduction | str:
-    """Build the reproduction of one value. Returns: the reason if there is none."""
+) -> Reproduction:
+    """Build the reproduction of one value. Raises: _NotReproducedError if it does not fail by itself."""
     if pair.reference is None:
-        return "the reference does not make this value"
+        raise _NotReproducedError("the reference does not make this value")
     names, inputs = name_inputs((pair.candidate, pair.reference))
     answer = pair.answer["answer"]
     kind: Kind = "values" if answer.is_floating_point() else "exact"
@@ -56,7 +60,7 @@ def _build_one(
     is_known = set(names[0].values()) <= set(names[1].values())
     # A mask that no operation made is the causal one, where the model passes none.
     if not pair.candidate.steps and kind != "mask" and not is_known:
-        return "no operation of torch made it"
+        raise _NotReproducedError("no operation of torch made it")
     one = Reproduction(
         pair.site, pair.candidate, pair.reference, names, inputs | dict(pair.answer), kind, recorded,
         recorded, limits, words,
@@ -66,14 +70,20 @@ def _build_one(
         # A reference without steps takes the recorded value as the next module gets it, rounded.
         same = _SAME if pair.reference.steps else float_format(recorded).unit_roundoff
         if not _is_same(wide, pair.answer, kind, same):
-            return "the reference's operations do not give the recorded value again"
+            raise _NotReproducedError(
+                "the reference's operations do not give the recorded value again"
+            )
+        if not one.has_one_shape:
+            raise _NotReproducedError(
+                "its shape is not the reference's, as that of a shard or of packed rows"
+            )
         if kind == "values":
             one = replace(one, tensors={**one.tensors, "answer": wide.double()})
         found = [dtype for dtype in dict.fromkeys((recorded, "float32")) if reproduces(one, dtype)]
     except RuntimeError as error:
-        return f"the operations do not run again: {first_line(error)}"
+        raise _NotReproducedError(f"the operations do not run again: {first_line(error)}") from None
     if not found:
-        return "the operations give the right value when they run again"
+        raise _NotReproducedError("the operations give the right value when they run again")
     # Another computation shows best in float32, and may hide in the noise of fewer values.
     wrong = {dtype: severity(one.measure(dtype, words.device)) for dtype in found}
     is_clear = wrong[found[0]] > _CLEAR or wrong[found[0]] >= wrong[found[-1]]
@@ -91,14 +101,13 @@ def _is_same(wide: Tensor, recorded: Mapping[str, Tensor], kind: Kind, error: fl
 
 
 def find_tokens(one: Reproduction) -> list[str]:
-    """Return the names of inputs that may hold tokens of prompts: integers that are no positions."""
+    """Return the names of tensors that may hold tokens of prompts: integers, but for positions."""
+    if "position" in one.site.port:
+        return []
     return [
         name
         for name, tensor in one.tensors.items()
-        if tensor.dtype in (torch.int64, torch.int32)
-        and tensor.numel() > 1
-        and name != "answer"
-        and "position" not in name
+        if tensor.dtype in (torch.int64, torch.int32) and "position" not in name
     ]
 
 

@@ -74,12 +74,12 @@ def _mark(code: str, reference: str) -> str:
 
 
 class UnwritableError(RuntimeError):
-    """A program that is no text."""
+    """A program that cannot be written as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What reproduce.py says about itself."""
+    """Words for the head of reproduce.py and its README."""
 
     headline: str
     story: str
@@ -96,7 +96,7 @@ class Reproduction:
 
     site: Site
     candidate: Program
-    reference: Program | None
+    reference: Program
     names: Sequence[Mapping[int, str]]
     """The name of each input of both programs."""
     tensors: Mapping[str, Tensor]
@@ -109,17 +109,16 @@ class Reproduction:
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py."""
-        programs = [one for one in (self.candidate, self.reference) if one is not None]
-        codes = [
+        candidate, reference = (
             _Writer(program, names, self.recorded).write()
-            for program, names in zip(programs, self.names, strict=False)
-        ]
+            for program, names in zip((self.candidate, self.reference), self.names, strict=True)
+        )
         used = sorted({_DTYPES[one.dtype] for one in self.tensors.values()})
         dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in _DTYPES.items()}
         template = text_environment(TEMPLATES).get_template("reproduce.py.j2")
         return template.render(
-            candidate=_mark(codes[0], codes[-1]) if len(codes) > 1 else codes[0],
-            reference=codes[1] if codes[1:] != codes[:1] and len(codes) > 1 else None,
+            candidate=_mark(candidate, reference),
+            reference=reference if reference != candidate else None,
             kind=self.kind,
             recorded=self.recorded,
             dtype=self.dtype,
@@ -137,11 +136,16 @@ class Reproduction:
         found: list[Row] = scope["measure"](self.tensors, getattr(torch, dtype), device, function)
         return found
 
-    def run_wide(self) -> Tensor:
-        """Return the result of the reference's operations in float64."""
+    def run_wide(self, program: str = "reference") -> Tensor:
+        """Return the result of a program in float64, on the host."""
         inputs = {name: one for name, one in self.tensors.items() if name not in ("answer", "kept")}
-        value: Tensor = self._scope["run"](self._scope["reference"], inputs, torch.float64, "cpu")
+        value: Tensor = self._scope["run"](self._scope[program], inputs, torch.float64, "cpu")
         return value
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Return True if both programs make values of one shape; masks may be broadcast."""
+        return self.kind == "mask" or self.run_wide("candidate").shape == self.run_wide().shape
 
     @cached_property
     def _scope(self) -> dict[str, Any]:
@@ -152,10 +156,13 @@ class Reproduction:
 
 def severity(rows: Iterable[Row]) -> float:
     """Return the largest error, in units of noise times limit; over 1 is wrong."""
-    return max(
-        0.0 if error == 0 else error / (noise * limit) if noise * limit > 0 else math.inf
-        for _, error, noise, limit in rows
-    )
+    return max(_over_limit(error, noise * limit) for _, error, noise, limit in rows)
+
+
+def _over_limit(error: float, allowed: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / allowed if math.isfinite(error) and allowed > 0 else math.inf
 
 
 @dataclass
@@ -250,16 +257,15 @@ def _changes_memory(step: Step) -> bool:
 
 
 def name_inputs(
-    programs: Iterable[Program | None],
+    programs: Iterable[Program],
 ) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
     """Name the inputs of all programs; equal tensors have one name. Returns: names, tensors by name."""
     tensors: dict[str, Tensor] = {}
     names: list[dict[int, str]] = []
     for program in programs:
         names.append({})
-        if program is not None:
-            for number, tensor in program.inputs.items():
-                names[-1][number] = _name(tensors, tensor, program.names.get(number, "constant"))
+        for number, tensor in program.inputs.items():
+            names[-1][number] = _name(tensors, tensor, program.names.get(number, "constant"))
     return names, tensors
 
 

@@ -32,7 +32,7 @@ GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 # The checkpoint that a trained candidate resumes from.
 CHECKPOINT_FOLDER = "checkpoint"
-# A second check, against a reference of this environment.
+# The check against a reference of this environment, if it decided and not the golden of another one.
 HERE_FOLDER = "here"
 # Values of a candidate in float64.
 EQUIVALENCE_FOLDER = "equivalence"
@@ -55,10 +55,11 @@ def remove_recordings(folder: Path, keep: KeptFiles) -> None:
     """Remove from the folder of a run what is not kept."""
     if keep == "full":
         return
-    removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER, folder / HERE_FOLDER]
+    here = folder / HERE_FOLDER
+    removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER, here / CANDIDATE_FOLDER]
     removed += folder.glob("operations-*")
     if keep == "verdict":
-        removed.append(folder / GOLDEN_FOLDER)
+        removed += [folder / GOLDEN_FOLDER, here]
     # Ranks write their logs into the candidate's folder.
     of_candidate = (folder / CANDIDATE_FOLDER).glob("*")
     for path in (*removed, *(one for one in of_candidate if one.suffix != ".log")):

@@ -1,9 +1,10 @@
 """Record the programs of both sides that made wrong values of a training step, for `assay reproduce`."""
 
 from dataclasses import replace
+from functools import partial
 
 from assay.devices.run_string import parse_run
-from assay.launch import RemoteFunction, call, world_of
+from assay.launch import RemoteFunction, world_of
 from assay.recording.programs import ProgramPair
 from assay.replay.value_programs import RecordedValue, Wanted, pair_programs
 from assay.runs import Progress
@@ -21,20 +22,11 @@ def record_pairs(check: TrainCheck, wanted: Wanted, progress: Progress) -> list[
 
     check: `golden` is that of the run.
     """
-    check = replace(check, folder=wanted.folder)
-    world = world_of(check.mesh, parse_run(check.candidate).device)
-
-    def candidate(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "candidate"
-        folder = check.folder
-        by_rank = call(
-            _RECORD, request, world=world, folder=folder, name=name, progress=progress,
-            python=check.python,
-        )  # fmt: skip
-        return [one for of_rank in by_rank for one in of_rank]
-
-    def reference(wanted: Wanted) -> list[RecordedValue]:
-        request, name = WantedPrograms(check, wanted), "reference"
-        return call(_RECORD, request, folder=check.folder, name=name, progress=progress)[0]
-
-    return pair_programs(candidate, reference, wanted)
+    return pair_programs(
+        _RECORD,
+        partial(WantedPrograms, replace(check, folder=wanted.folder)),
+        wanted,
+        progress,
+        world=world_of(check.mesh, parse_run(check.candidate).device),
+        python=check.python,
+    )

@@ -10,6 +10,7 @@ import torch
 
 from assay.devices.run_string import parse_run
 from assay.generate import check as checking
+from assay.generate.capture import capture_golden
 from assay.generate.drift import (
     CodeChange,
     Drift,
@@ -17,9 +18,10 @@ from assay.generate.drift import (
     describe_changes,
     describe_packages,
     find_changes,
+    measure_drift,
 )
 from assay.generate.judging import Judgement
-from assay.generate.spec import GenerateCheck, InputOptions
+from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.judge.results import ReplayResults
 from assay.runs import SilentProgress
 from assay.stages import Stage
@@ -65,6 +67,19 @@ def test_a_stage_is_described_once_with_its_largest_error() -> None:
     assert describe_changes(changes) == (
         "mlp by 0.3, layer 0 by 0.5, layer 1 by 0.5, layer 2 by 0.5 and 2 more"
     )
+
+
+def test_the_environment_of_a_golden_has_its_values(tmp_path: Path) -> None:
+    run = parse_run("cpu/float32")
+    spec = GoldenSpec(
+        model="micro:llama", reference=run, noise_for=["bfloat16"], folder=tmp_path / "golden",
+        inputs=InputOptions(max_new_tokens=4),
+    )  # fmt: skip
+    capture_golden(spec, SilentProgress())
+    check = GenerateCheck(
+        model="micro:llama", candidate=parse_run("cpu/bfloat16"), golden=tmp_path / "golden"
+    )
+    assert measure_drift(check, SilentProgress()).changes == []
 
 
 FAIL, PASS = (

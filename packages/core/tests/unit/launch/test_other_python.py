@@ -59,7 +59,7 @@ def test_an_assay_that_cannot_be_imported_is_named(python: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("absent", "cannot be run"), ("/bin/false", "is no working Python: it printed no answer")],
+    [("absent", "cannot be run"), ("/bin/false", "does not work: it printed no answer")],
 )
 def test_what_is_no_python_is_refused(tmp_path: Path, name: str, why: str) -> None:
     assert why in refusal(tmp_path / name)

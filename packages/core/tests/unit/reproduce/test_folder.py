@@ -1,13 +1,15 @@
 """Reproductions of hand-made programs: what is written fails where it must, as small as it can."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
-from assay.reproduce.folder import build
+from assay.reproduce.folder import build, find_tokens
 from assay.reproduce.script import STATISTICS, Reproduction, Words, severity
 from assay.sites import CallSite, Site
 
@@ -30,6 +32,15 @@ def doubled_row(x: Tensor, weight: Tensor) -> Tensor:
     value = healthy(x, weight)
     value[5] *= 2
     return value
+
+
+def last_half_twice(x: Tensor, weight: Tensor) -> Tensor:
+    value = healthy(x, weight)
+    return torch.cat([value[:, 5:], value[:, 5:]], 1)
+
+
+def first_rows(x: Tensor, weight: Tensor) -> Tensor:
+    return 2 * healthy(x, weight)[:8]
 
 
 def record(compute: Compute, x: Tensor, weight: Tensor) -> Program:
@@ -82,6 +93,12 @@ def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     assert one.tensors["answer"].shape[0] > 5
 
 
+def test_a_smaller_size_leaves_both_programs_one_shape() -> None:
+    # Of one column, the last half is empty.
+    one = build_for(last_half_twice)
+    assert one.run_wide("candidate").shape == one.run_wide().shape == one.tensors["answer"].shape
+
+
 def test_lines_that_the_reference_does_not_have_are_marked() -> None:
     lines = build_for(other_gelu).text.splitlines()
     marked = [line for line in lines if "# not so" in line]
@@ -90,26 +107,37 @@ def test_lines_that_the_reference_does_not_have_are_marked() -> None:
 
 
 def test_equal_programs_are_written_once() -> None:
-    one = pair(healthy)
-    text = Reproduction(
-        SITE,
-        one.candidate,
-        one.reference,
-        *_named(one),
-        "values",
-        "bfloat16",
-        "bfloat16",
-        LIMITS,
-        WORDS,
-    ).text
-    assert "reference = candidate" in text
+    one = build_for(other_gelu)
+    assert "reference = candidate" not in one.text
+    same = replace(one, candidate=one.reference, names=[one.names[1], one.names[1]])
+    assert "reference = candidate" in same.text
 
 
-def _named(one: ProgramPair) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
-    from assay.reproduce.script import name_inputs
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_error_that_is_no_number_is_wrong(wrong: float) -> None:
+    assert severity([("a", 0.5, 1.0, 1.0), ("b", wrong, 1.0, 1.0)]) == math.inf
 
-    names, tensors = name_inputs((one.candidate, one.reference))
-    return names, tensors | dict(one.answer)
+
+@pytest.mark.parametrize(
+    ("port", "name", "dtype", "found"),
+    [
+        ("output", "embed_tokens.input", torch.int64, ["embed_tokens.input"]),
+        ("output", "position_ids", torch.int64, []),
+        ("output", "weight", torch.float32, []),
+        ("input.input_ids", "constant", torch.int32, ["constant", "answer"]),
+        ("input.position_ids", "constant", torch.int64, []),
+    ],
+)
+def test_integers_but_for_positions_may_be_tokens(
+    port: str, name: str, dtype: torch.dtype, found: list[str]
+) -> None:
+    answer = torch.zeros(2, dtype=torch.int64 if port.startswith("input") else torch.float64)
+    one = replace(
+        build_for(other_gelu),
+        site=Site(CallSite(0, ""), port),
+        tensors={name: torch.zeros(2, dtype=dtype), "answer": answer},
+    )
+    assert find_tokens(one) == found
 
 
 @pytest.mark.parametrize(
@@ -117,6 +145,7 @@ def _named(one: ProgramPair) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
     [
         ([pair(healthy)], "the operations give the right value when they run again"),
         ([pair(other_gelu)._replace(reference=None)], "the reference does not make this value"),
+        ([pair(first_rows)], "its shape is not the reference's"),
         ([], "no value there is over its limit"),
     ],
 )

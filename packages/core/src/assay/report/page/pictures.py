@@ -205,7 +205,7 @@ class Curve:
     lines: list[dict[str, str]]
     """Cells by column: a line for each drawn step, and the last for `judged`."""
     judged: Measurement | None
-    """What the judge compares of all steps."""
+    """The comparison by the judge, over all steps."""
 
 
 def draw_curve(report: Report, name: Literal["loss", "grad-norm"]) -> Curve | None:

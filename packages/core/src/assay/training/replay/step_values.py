@@ -209,7 +209,7 @@ class StepValueHandler:
         """Expect no such value in this step: no method of the trainer shows it."""
 
     def show(self, item: NamedParameter, before: Tensor, what: str = "update") -> None:
-        """See a parameter, whose value before the step is `before`, where `what` is observed."""
+        """Take a parameter where `what` is observed. before: its value before the step."""
 
     def end_step(self) -> None:
         """Finish the step."""
