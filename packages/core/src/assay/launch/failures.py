@@ -19,6 +19,7 @@ _TAIL_LINES = 20
 # Enough for the stack of a model's code.
 _STACK_LINES = 60
 _TAIL_BYTES = 1 << 16
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 
 
 class ForkServerError(MachineError):
@@ -38,7 +39,7 @@ class ForkServerError(MachineError):
         lines = traceback.rstrip().splitlines()
         last = max((n for n, line in enumerate(lines) if line.startswith("  ")), default=-1)
         error = " ".join(filter(None, lines[last + 1 :]))
-        if error.startswith(("ImportError", "ModuleNotFoundError")):
+        if error.startswith(_IMPORT_ERRORS):
             return cls(f"a process cannot import what it needs: {error}")
         return cls(f"the fork server could not start a process:\n{traceback}")
 
@@ -48,7 +49,13 @@ class ProcessError(MachineError):
 
     @classmethod
     def died(cls, name: str, exit_code: int, log: Path) -> "ProcessError":
-        """Make the error for the process `name`, with the reason and the last lines of its log."""
+        """Make the error for the process `name`, with the reason and the last lines of its log.
+
+        If its last words say which package is missing, they are the reason.
+        """
+        last = next((line for line in reversed(_read_end(log)) if line), "")
+        if exit_code > 0 and last.startswith(_IMPORT_ERRORS):
+            return cls(f"the {name} process cannot import what it needs: {last} ({log})")
         how = exit_in_words(exit_code) if exit_code else "ended"
         if exit_code >= 0:
             how += " and no result" if exit_code else " without a result"
@@ -65,15 +72,22 @@ class ProcessError(MachineError):
 
 
 def _last_words(log: Path, num_lines: int = _TAIL_LINES) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    if not log.is_file():
         return ""
+    lines = _read_end(log)
     if not lines:
         return f" It printed nothing ({log} is empty)."
     return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-num_lines:])])
+
+
+def _read_end(log: Path) -> list[str]:
+    """Return the last lines of a log; of one that cannot be read, none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 class RankSkipped(Exception):  # noqa: N818 - not an error

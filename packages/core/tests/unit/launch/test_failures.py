@@ -6,6 +6,7 @@ and, with names of threads, 3.14 writes them.
 
 import pickle
 import sysconfig
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from assay.errors import MachineError, UsageError
 from assay.launch import RankSkipped, World, WorldError, WorldHungError
 from assay.launch.failures import (
     Directness,
+    ProcessError,
     RankReport,
     RankState,
     describe_place,
@@ -337,3 +339,24 @@ def test_place_in_libraries_alone_is_the_innermost_line() -> None:
 @pytest.mark.parametrize("text", ["", "0x01\n", "0x01\nFatal Python error: Aborted\n"])
 def test_place_without_a_stack_is_empty(text: str) -> None:
     assert describe_place(read_stack(text)) == ""
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "last", "reason"),
+    [
+        (1, "ModuleNotFoundError: No module named 'vllm'",
+         "cannot import what it needs: ModuleNotFoundError: No module named 'vllm' ({log})"),
+        (1, "ValueError: vllm", "ended with exit code 1 and no result. Its last lines ({log}):"),
+        # The import did not end it.
+        (-15, "ModuleNotFoundError: No module named 'vllm'",
+         "was ended by SIGTERM. Its last lines ({log}):"),
+    ],
+)  # fmt: skip
+def test_missing_package_is_the_reason_of_the_end(
+    tmp_path: Path, exit_code: int, last: str, reason: str
+) -> None:
+    log = tmp_path / "lm-eval.log"
+    log.write_text(f"frame\n{last}\n", encoding="utf-8")
+    first, *lines = str(ProcessError.died("lm-eval", exit_code, log)).splitlines()
+    assert first == f"the lm-eval process {reason.format(log=log)}"
+    assert [line.strip() for line in lines] == (["frame", last] if "last lines" in reason else [])
