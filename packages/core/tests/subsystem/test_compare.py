@@ -14,6 +14,7 @@ from assay.dumps.recognizing import open_dump
 from assay.models import load_model
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
+from packages.core.tests.subsystem.commands import run_in_process
 
 IDS = torch.arange(3, 27)[None]
 
@@ -45,6 +46,23 @@ def test_a_wrong_weight_is_located(
     evidence = "recomputed from its dumped inputs" if model else "its inputs agree"
     assert evidence in str(verdict.levels["modules"].reason)
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_weight_of_another_folder_is_located_in_a_verdict_that_can_be_read(
+    tmp_path: Path,
+) -> None:
+    for name, scale in (("golden", 1.0), ("mine", 1.02)):
+        model: Any = load_model("micro:llama", dtype="float32").model
+        model.model.layers[1].mlp.down_proj.weight.data *= scale
+        model.save_pretrained(tmp_path / name)
+
+    run = run_in_process(tmp_path / "out", "compare", tmp_path / "golden", tmp_path / "mine")
+
+    assert run.code == 1, run.stderr
+    assert run.verdict["diagnosis"] == "weight-mismatch"
+    place = run.verdict["location"]
+    assert (place["parameter"], place["step"]) == ("model.layers.1.mlp.down_proj.weight", 0)
+    assert "model.layers.1.mlp.down_proj" in run.stdout
 
 
 def test_a_right_dump_replays_without_a_finding(dumps: tuple[Path, Path], tmp_path: Path) -> None:

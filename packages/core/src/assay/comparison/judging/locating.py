@@ -244,7 +244,7 @@ def _in_prompts(found: Findings) -> Location | None:
 def _in_weights(found: Findings) -> Location | None:
     if not found.weights:
         return None
-    return locate(found.dumps, found.weights[0]).model_copy(update={"step": None})
+    return locate(found.dumps, found.weights[0]).model_copy(update={"step": 0})
 
 
 def _in_unlike_gradient(found: Findings) -> Location | None:
