@@ -64,7 +64,7 @@ Diagnosis = Literal[
     "module-error", "non-finite", "inputs-differ", "weight-mismatch", "sampler", "loss-scale",
     "missing-reduction", "untied-parameters", "optimizer-update", "clip-norm",
     "frozen-parameters", "rng-state", "replica-divergence", "checkpoint-mismatch",
-    "adapter-mismatch", "nondeterminism", "near-tie", "representation-difference",
+    "adapter-mismatch", "nondeterminism", "stale", "near-tie", "representation-difference",
     "below-resolution",
 ]  # fmt: skip
 

@@ -1,18 +1,19 @@
 """Captures an expectation in several processes, which must agree; verifies and compares expectations."""
 
-import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
-from assay.files import UnreadableFileError
+from assay.files import UnreadableFileError, read_pipe
+from assay.foreign_text import shorten
 from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
 from assay.runs.results import write_results
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.judging import (
@@ -21,7 +22,6 @@ from assay_expectations.judging import (
     is_within_limits,
     judge_by,
     judge_numbers,
-    judge_seen,
     values_of,
 )
 from assay_expectations.records import (
@@ -33,10 +33,12 @@ from assay_expectations.records import (
     Observed,
     VerifyRequest,
     file_for,
+    parse_expectation,
     read_expectation,
     require_writable,
     write_expectation,
 )
+from assay_expectations.verdict import SHIPPED, judge_seen
 
 _WORKER = "assay_expectations.observing"
 # The fork server imports these once for all captures.
@@ -56,8 +58,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
 
     output: a file, or a folder in which the key names the file.
     Raises: MachineError if the captures do not agree; UsageError if, without a reason, the capture is
-        further from the yardstick than the host is, or differs by more than noise from the expectation that
-        it replaces; DiskError.
+        further from the yardstick than the host is, differs by more than noise from the expectation that
+        it replaces, or replaces an approved one; DiskError.
     """
     parse_run(options.run)
     resolve_model(options.model)
@@ -65,27 +67,69 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     with temporary_folder("assay-expect-") as scratch:
         expectation = _capture_first(options, scratch / "1", progress)
         path = file_for(expectation, output)
-        _refuse_hidden_change(expectation, path, options.reason)
+        before = _read_replaced(path, options.reason)
+        if before is not None:
+            _refuse_hidden_change(before, expectation, path, options.reason)
         for number in range(2, options.num_captures + 1):
             again = _observe_again(expectation, options.run, scratch / str(number), progress)
             expectation = _with_capture(expectation, again, number)
     widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
     limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
-    before = _hash_of(path)
-    write_expectation(expectation.model_copy(update={"limits": limits}), path)
-    outcome = "written" if before is None else "replaced"
-    progress.note(f"{'unchanged' if _hash_of(path) == before else outcome}: {path}")
+    expectation = expectation.model_copy(update={"limits": limits})
+    outcome = "replaced" if path.is_file() else "written"
+    if before is not None:
+        if before.hash == expectation.content_hash():
+            outcome = "unchanged"
+            if options.reason is None and options.approved_by is None:
+                # Only date and command would change, and an approval would be lost.
+                progress.note(f"{outcome}: {path}")
+                return path
+        elif before.provenance.approved_by is not None and options.reason is None:
+            raise UsageError(
+                f"{path} was approved by {before.provenance.approved_by}, and the new capture differs from it"
+                f" within the limits: {find_change(before, expectation).summary}. Nothing was written. To"
+                " replace it: --reason TEXT"
+            )
+        elif answer := find_change(before, expectation).answer:
+            progress.note(answer)
+    write_expectation(expectation, path)
+    progress.note(f"{outcome}: {path}")
     return path
 
 
-def _hash_of(path: Path) -> str | None:
-    """Return the hash of an expectation, "" for one that cannot be read, None without the file."""
+def with_settings_of_earlier(
+    options: CaptureOptions, given: Mapping[str, Any], output: Path
+) -> CaptureOptions:
+    """Return the options with `given` settings, and otherwise those of the file that is captured again.
+
+    output: as of `capture_expectation`.
+    """
+    settings, prompts = options.settings, options.prompts
+    files = [output] if output.suffix == ".json" else sorted(output.glob("*.json"))
+    for file in files:
+        try:
+            earlier = read_expectation(file)
+        except UnreadableFileError:
+            continue
+        if (earlier.model, earlier.provenance.run) == (options.model, options.run):
+            settings = earlier.key.content.settings
+            prompts = prompts or earlier.prompts or None
+            if given.keys() & {"prompt_length", "chat"}:
+                prompts = options.prompts
+    update = {"settings": settings.model_copy(update=dict(given)), "prompts": prompts}
+    return options.model_copy(update=update)
+
+
+def _read_replaced(path: Path, reason: str | None) -> Expectation | None:
+    """Read the file that a capture replaces. Raises: UsageError, without a reason, if it cannot be read."""
     if not path.is_file():
         return None
     try:
-        return read_expectation(path).hash
-    except UnreadableFileError:
-        return ""
+        return read_expectation(path)
+    except UnreadableFileError as error:
+        if reason is None:
+            raise UsageError(f"{error}. To replace it: --reason TEXT") from None
+        return None
 
 
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Expectation:
@@ -120,17 +164,15 @@ def _require_agreement_with_host(
         )
 
 
-def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | None) -> None:
+def _refuse_hidden_change(
+    before: Expectation, expectation: Expectation, path: Path, reason: str | None
+) -> None:
     """Raise UsageError if more than noise changed since the replaced expectation, without a reason.
 
     Otherwise small drifts of several recaptures would add up.
     """
-    if reason is not None or not path.is_file():
+    if reason is not None:
         return
-    try:
-        before = read_expectation(path)
-    except UnreadableFileError as error:
-        raise UsageError(f"{error}. To replace it: --reason TEXT") from None
     change = find_change(before, expectation)
     if change.kind != "noise":
         raise UsageError(
@@ -164,9 +206,6 @@ def _with_capture(expectation: Expectation, observed: Observed, number: int) -> 
     return expectation.model_copy(update={"captures": [*expectation.captures, values_of(judged)]})
 
 
-SHIPPED = Path(str(files("assay_expectations") / "shipped"))
-
-
 def verify_expectations(
     paths: Sequence[Path],
     run: str,
@@ -174,51 +213,86 @@ def verify_expectations(
     progress: Progress,
     setup: str | None = None,
     allow_unused: Sequence[str] = (),
+    model: str | None = None,
 ) -> Verdict:
     """Verify the expectations in `paths`, by default the shipped ones, and write the verdict.
 
     setup: FILE.py:FUNC to call with each model before it runs.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
+    model: folder or name to load instead of the recorded one.
+    Raises: UsageError, as of the first file, if none can be read; for `model`, with files of several models.
     """
     parse_run(run)
-    expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
+    if model is not None:
+        resolve_model(model)
+    expectations: dict[Path, Expectation] = {}
+    broken: dict[str, str] = {}
+    for file in find_files(paths or [SHIPPED]):
+        try:
+            expectations[file] = read_expectation(file)
+        except UnreadableFileError as error:
+            broken[str(file)] = str(error).removeprefix(f"{file}: ")
+    if not expectations:
+        raise UnreadableFileError(
+            "; ".join(f"{file}: {problem}" for file, problem in broken.items())
+        )
     _require_unique_keys(expectations)
-    request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
+    names = {one.model for one in expectations.values()}
+    if model is not None and len(names) > 1:
+        raise UsageError(
+            f"--model is for one model, and the files are of {', '.join(sorted(names))}"
+        )
+    request = VerifyRequest(
+        files=[str(file) for file in expectations], run=run, setup=setup, model=model
+    )
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
-    verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
-    if verdict.verdict is Outcome.FAIL and setup is None:
-        hint = _recapture(expectations, observations, run)
-        verdict = verdict.model_copy(update={"notes": [*verdict.notes, *hint]})
+    verdict, rows = judge_seen(run, [*expectations.values()], observations, allow_unused, broken)
+    if model is not None:
+        verdict = verdict.model_copy(update={"model": {"name": model}})
     return write_results(verdict, rows, folder)
 
 
-def _recapture(expectations: Mapping[Path, Expectation], here: AllSeen, run: str) -> list[str]:
-    """Return the command that accepts the first intended change."""
-    for seen, (file, expectation) in zip(here.seen, expectations.items(), strict=True):
-        is_here = expectation.key.machine == here.machine
-        within = seen.observed is not None and is_within_limits(
-            judge_by(expectation, seen.observed.distributions)
-        )
-        if is_here and seen.problem is None and not within:
-            words = ["assay", "expect", "capture", expectation.model, "--run", run]
-            return [f"intended? {shlex.join([*words, '--output', str(file), '--reason', 'TEXT'])}"]
-    return []
-
-
-def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
+def diff_expectations(expected: str, actual: str, folder: Path) -> str:
     """Judge the capture `actual` by the expectation `expected`, and write the verdict.
 
+    Each is a file, a pipe, or REV:FILE of git.
     Returns: the change, as Markdown.
     """
-    before, now = read_expectation(expected), read_expectation(actual)
+    before, now = read_side(expected), read_side(actual)
     verdict, rows, change = judge_pair(before, now)
-    is_short = expected.name != actual.name
+    names = [Path(side).name for side in (expected, actual)]
+    shown = names if names[0] != names[1] else [expected, actual]
     sides = {
-        side: {"run": f"{path.name if is_short else path} ({one.key.machine.dtype})"}
-        for side, path, one in (("reference", expected, before), ("candidate", actual, now))
+        side: {"run": f"{name} ({one.key.machine.dtype})"}
+        for side, name, one in zip(("reference", "candidate"), shown, (before, now), strict=True)
     }
     write_results(verdict.model_copy(update=sides), rows, folder)
     return change_as_markdown(before, now, change)
+
+
+def read_side(side: str) -> Expectation:
+    """Read an expectation from a file, a pipe as of <(COMMAND), or REV:FILE of git. Raises: UsageError."""
+    path = Path(side)
+    if path.is_fifo():
+        return parse_expectation(read_pipe(path), path)
+    revision, separator, name = side.partition(":")
+    if path.exists() or not separator:
+        return read_expectation(path)
+    place = name if name.startswith(("./", "../")) else f"./{name}"
+    try:
+        done = subprocess.run(
+            ["git", "show", f"{revision}:{place}"],  # noqa: S607 - the user's git
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise UsageError(f"{side}: git cannot be run: {error.strerror}") from None
+    if done.returncode:
+        problem = done.stderr.strip().removeprefix("fatal: ")
+        raise UsageError(f"{side} is no file, and not in git either: {shorten(problem)}")
+    return parse_expectation(done.stdout, side)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:

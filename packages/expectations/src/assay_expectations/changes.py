@@ -6,43 +6,51 @@ Shapes: R tokens of all prompts, K kept ids and the rest.
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.foreign_text import escape_markdown, markdown_code
-from assay.judge.levels import not_compared
+from assay.judge.levels import Cause, not_compared
+from assay.judge.wording import format_against, format_count, format_number
 from assay.verdicts import Location, Measurement, Verdict
+from assay_expectations.explaining import (
+    MIN_GROWTH,
+    describe_versions,
+    exact_change,
+    first_changed,
+    golden_commands,
+)
 from assay_expectations.judging import (
     LARGEST_CLEAN_RATIOS,
     Judged,
-    combine,
     describe_worst,
     is_within_limits,
-    judge_by,
-    level_of_signature,
+    judge_numbers,
     token_spreads,
     tokens_of,
 )
 from assay_expectations.records import (
+    Distributions,
     Expectation,
     Provenance,
+    Signature,
     content_differences,
+    has_same_inputs,
+    list_changes,
     machine_differences,
-    value_differences,
+    place_of,
 )
+from assay_expectations.verdict import combine, level_of_signature
 
 # noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
-# limit. other: different content, which cannot be compared.
+# limit. other: of different content or dtype, with the size of the change where both ran the same tokens.
 Kind = Literal["noise", "drift", "break", "other"]
 
 _MAX_TOKENS_SHOWN = 5
-
-# A module is reported if its error grew by this factor. Clean runs of four models with other threads and
-# attention reached 1.81.
-_MIN_GROWTH = 2.0
 
 _LAYERS_SHOWN = 5
 
@@ -67,6 +75,9 @@ class GrownLayer:
     """A module whose relative error grew."""
 
     module: str
+    """Its name in `Expectation.layers`."""
+    place: str
+    """The module whose code makes the value."""
     before: float
     now: float
 
@@ -77,7 +88,7 @@ class Change:
 
     kind: Kind
     judged: Judged | None
-    """The newer capture, judged by the older one's limits; None for different content."""
+    """The newer capture, judged by the older one's limits; None if the two share no inputs."""
     moved: list[MovedToken]
     """The tokens that moved most, in descending order."""
     grown: list[GrownLayer]
@@ -86,46 +97,171 @@ class Change:
     """Differences in content."""
     environment: list[str]
     """Differences in machine, software and settings."""
+    config: list[str]
+    """Changes of config.json and generation_config.json."""
+    answer: str = ""
+    """What changed: the model's files, its code, or a library's rounding; "" if the capture shows no change."""
+    module: str | None = None
+    """The first module with other results; None if unknown."""
+    coverage: str = ""
+    """The part of the tokens that both captures share, unless all."""
+
+    @property
+    def is_code(self) -> bool:
+        """Return True if the model's code changed, which no check in one environment shows."""
+        return self.kind != "other" and self.module is not None and not self.config
 
     @property
     def headline(self) -> str:
         """Name the kind, with its reason unless that is the level's."""
         if self.kind == "other":
-            return "other: different content, which cannot be compared"
+            return f"other: {'; '.join(self.content)}"
         if self.kind != "break":
             return self.summary if self.kind == "noise" else f"drift: {self.summary}"
-        first = self.grown[0].module or "(model)" if self.grown else ""
-        return f"break: over OLD's limits{f', first in {first}' if first else ''}"
+        first = self.module
+        if first is None and self.grown:
+            first = self.grown[0].place
+        place = "" if first is None else f", first in {first or '(model)'}"
+        return f"break: over OLD's limits{place}"
 
     @property
     def summary(self) -> str:
         """Describe the change."""
-        if self.judged is None:
-            return f"different content: {'; '.join(self.content)}"
-        size = describe_worst(self.judged, "the older noise")
-        if self.kind == "noise":
-            return f"noise: {size}"
-        if self.kind == "drift":
-            return f"within the limits, but further than clean runs: {size}"
-        return f"over a limit: {size}"
+        parts = [self.answer] if self.answer else []
+        if self.judged is not None:
+            size = describe_worst(self.judged, "the older noise")
+            words = {
+                "noise": "noise", "drift": "within the limits, but further than clean runs",
+                "break": "over a limit", "other": "the outputs move",
+            }[self.kind]  # fmt: skip
+            parts.append(f"{words}: {size}{self.coverage}")
+        if self.kind == "other":
+            parts.insert(0, f"different content: {'; '.join(self.content)}")
+        return "; ".join(parts)
 
 
 def find_change(expected: Expectation, actual: Expectation) -> Change:
     """Compare the capture `actual` with the older capture `expected`."""
-    content = content_differences(expected.key.content, actual.key.content)
-    signatures = (expected.signature, actual.signature)
-    if not content and any(
-        getattr(signatures[0], name) != getattr(signatures[1], name)
-        for name in ("tokens", "top_ids")
-    ):
-        content.append("different tokens of the yardsticks")
+    contents = expected.key.content, actual.key.content
+    content = content_differences(*contents)
+    dtypes = expected.key.machine.dtype, actual.key.machine.dtype
+    if dtypes[0] != dtypes[1]:
+        content.append(f"dtype {dtypes[0]} → {dtypes[1]}")
+    config = (
+        list_changes(expected.config, actual.config) if expected.config and actual.config else []
+    )
     environment = list(_environment(expected, actual))
-    if content:
-        return Change("other", None, [], [], content, environment)
-    judged = judge_by(expected, actual.signature.captured)
-    moved = _moved(expected, actual, judged)
+    part = common_part(expected.signature, actual.signature) if has_same_inputs(*contents) else None
+    if part is None:
+        content = content or ["no likely id in common"]
+        return Change("other", None, [], [], content, environment, config)
+    old, new, coverage = part
+    judged = judge_numbers(old, new.captured, dtypes[0], expected.limits)
+    kind = "other" if content else _kind_of(judged, expected)
+    answer, module = _explain(expected, actual, exact_change(old, new.yardstick), config, kind)
+    moved = _moved(old, new, judged)
     grown = list(_grown(expected.layers, actual.layers))
-    return Change(_kind_of(judged, expected), judged, moved, grown, [], environment)
+    return Change(
+        kind, judged, moved, grown, content, environment, config, answer, module, coverage
+    )
+
+
+def _explain(
+    expected: Expectation, actual: Expectation, moved: float, config: Sequence[str], kind: Kind
+) -> tuple[str, str | None]:
+    """Return what changed, and the first module with other results."""
+    then, now = expected.provenance, actual.provenance
+    packages = describe_versions(then, now)
+    rounding = max(ENVIRONMENT_ROUNDING[one.yardstick_dtype] for one in (then, now))
+    if not moved <= rounding:
+        module, size = first_changed(expected.exact_layers, actual.exact_layers, rounding)
+        first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
+        cause = "; ".join(config)
+        if not cause and kind != "other":
+            cause = f"the model's code changed{packages and f' ({packages})'}"
+        exact = f"the exact outputs move by {format_number(moved)}{first}"
+        return f"{cause}: {exact}" if cause else exact, module
+    if config:
+        return f"{'; '.join(config)}: the exact outputs are the same", None
+    if kind == "break":
+        cause = (
+            f"a library rounds differently ({packages})" if packages else "the run is less accurate"
+        )
+        return f"{cause}: the exact outputs are the same", None
+    return "", None
+
+
+class Part(NamedTuple):
+    """The tokens that two captures share, with the kept ids of both."""
+
+    expected: Signature
+    actual: Signature
+    coverage: str
+
+
+def common_part(expected: Signature, actual: Signature) -> Part | None:
+    """Return the tokens up to the first that differs in each row, with as many common ids; None without one.
+
+    The distribution of a token depends on the tokens before it alone.
+    """
+    if (expected.tokens, expected.top_ids) == (actual.tokens, actual.top_ids):
+        return Part(expected, actual, "")
+    ids: list[list[list[list[int]]]] = []
+    for batch, rows in enumerate(expected.top_ids):
+        ids.append([])
+        for row, of_tokens in enumerate(rows):
+            pairs = zip(expected.tokens[batch][row], actual.tokens[batch][row], strict=True)
+            first = next(
+                (place for place, (old, new) in enumerate(pairs) if old != new), len(of_tokens)
+            )
+            others = actual.top_ids[batch][row]
+            both = zip(of_tokens[: first + 1], others, strict=False)
+            ids[-1].append([[one for one in kept if one in theirs] for kept, theirs in both])
+    fewest = min(len(kept) for rows in ids for tokens in rows for kept in tokens)
+    if not fewest:
+        return None
+    kept_ids = [[[kept[:fewest] for kept in tokens] for tokens in rows] for rows in ids]
+    num_shared = sum(len(tokens) for rows in kept_ids for tokens in rows)
+    num_tokens = sum(len(tokens) for rows in expected.top_ids for tokens in rows)
+    coverage = (
+        ""
+        if num_shared == num_tokens
+        else f", over {num_shared} of {num_tokens} tokens: later ones follow other texts"
+    )
+    return Part(_restrict(expected, kept_ids), _restrict(actual, kept_ids), coverage)
+
+
+def _restrict(signature: Signature, kept_ids: list[list[list[list[int]]]]) -> Signature:
+    """Keep the first tokens of each row, and of each token the given ids."""
+
+    def first(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[list[Any]]]:
+        return [
+            [list(tokens)[: len(kept)] for tokens, kept in zip(*rows, strict=True)]
+            for rows in zip(values, kept_ids, strict=True)
+        ]
+
+    def of(run: Distributions) -> Distributions:
+        found = first(run.log_probabilities)
+        for batch, rows in enumerate(kept_ids):
+            for row, tokens in enumerate(rows):
+                for place, kept in enumerate(tokens):
+                    *values, rest = found[batch][row][place]
+                    by_id = dict(zip(signature.top_ids[batch][row][place], values, strict=True))
+                    chosen = [by_id.pop(one) for one in kept]
+                    others = float(np.logaddexp.reduce([rest, *by_id.values()]))
+                    found[batch][row][place] = [*chosen, others]
+        return Distributions(log_probabilities=found, projections=first(run.projections))
+
+    return Signature(
+        tokens=[
+            [tokens[: len(kept)] for tokens, kept in zip(*rows, strict=True)]
+            for rows in zip(signature.tokens, kept_ids, strict=True)
+        ],
+        top_ids=kept_ids,
+        spreads=first(signature.spreads),
+        yardstick=of(signature.yardstick),
+        captured=of(signature.captured),
+    )
 
 
 def judge_pair(
@@ -133,21 +269,22 @@ def judge_pair(
 ) -> tuple[Verdict, list[Measurement], Change]:
     """Judge the capture `actual` by the limits of `expected`, and describe the change."""
     change, level = find_change(expected, actual), "signature"
-    if change.judged is None:
-        result = not_compared("; ".join(change.content))
+    if change.judged is None or change.kind == "other":
+        result = not_compared(change.summary)
     else:
         facts = {"limits_origin": expected.limits_origin, "change": change.kind}
         result = level_of_signature(level, expected, change.judged, change.summary, facts)
-    location = None
-    if change.kind == "break" and change.grown:
-        location = Location(phase="forward", module=change.grown[0].module)
+    cause = None
+    if change.kind == "break" and (change.grown or change.module is not None):
+        module = change.grown[0].place if change.module is None else change.module
+        cause = Cause("module-error", Location(phase="forward", module=module))
     verdict, rows = combine(
         {level: result},
         change.environment,
         model={"name": ", ".join(sorted({expected.model, actual.model}))},
         reference={"run": expected.name},
         candidate={"run": actual.name},
-        location=location,
+        cause=cause,
         headline=change.headline,
     )
     return verdict, rows, change
@@ -156,8 +293,8 @@ def judge_pair(
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
     for module, error in before.items():
         # NaN counts as growth.
-        if module in now and not now[module] <= _MIN_GROWTH * error:
-            yield GrownLayer(module, error, now[module])
+        if module in now and not now[module] <= MIN_GROWTH * error:
+            yield GrownLayer(module, place_of(module, before), error, now[module])
 
 
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
@@ -174,9 +311,9 @@ def _kind_of(judged: Judged, expected: Expectation) -> Kind:
 def _environment(expected: Expectation, actual: Expectation) -> Iterator[str]:
     yield from machine_differences(expected.key.machine, actual.key.machine)
     before, now = expected.provenance, actual.provenance
-    yield from value_differences(before.versions, now.versions)
-    yield from value_differences(before.torch_settings, now.torch_settings)
-    yield from value_differences(_surroundings(before), _surroundings(now))
+    yield from list_changes(before.versions, now.versions)
+    yield from list_changes(before.torch_settings, now.torch_settings)
+    yield from list_changes(_surroundings(before), _surroundings(now))
 
 
 def _surroundings(provenance: Provenance) -> dict[str, object]:
@@ -190,12 +327,12 @@ def _surroundings(provenance: Provenance) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _moved(expected: Expectation, actual: Expectation, judged: Judged) -> list[MovedToken]:
-    before_RK = tokens_of(expected.signature.captured.log_probabilities)
-    now_RK = tokens_of(actual.signature.captured.log_probabilities)
+def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[MovedToken]:
+    before_RK = tokens_of(expected.captured.log_probabilities)
+    now_RK = tokens_of(actual.captured.log_probabilities)
     with np.errstate(invalid="ignore"):
         moved_RK = np.abs(np.where(now_RK == before_RK, 0.0, now_RK - before_RK))
-    spreads_R = token_spreads(tokens_of(expected.signature.yardstick.log_probabilities))
+    spreads_R = token_spreads(tokens_of(expected.yardstick.log_probabilities))
     noise = judged["logits-error"].expected
     units_R = np.sqrt(np.mean(moved_RK**2, axis=1)) / spreads_R / noise
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
@@ -205,7 +342,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: Judged) -> list[M
         if units_R[number] > 0:
             batch, row, position = places[number]
             kept = int(np.nanargmax(np.nan_to_num(moved_RK[number], nan=math.inf)))
-            ids = expected.signature.top_ids[batch][row][position]
+            ids = expected.top_ids[batch][row][position]
             found.append(
                 MovedToken(
                     batch,
@@ -220,9 +357,9 @@ def _moved(expected: Expectation, actual: Expectation, judged: Judged) -> list[M
     return found
 
 
-def _places(expectation: Expectation) -> Iterator[tuple[int, int, int]]:
+def _places(signature: Signature) -> Iterator[tuple[int, int, int]]:
     """Yield batch, row and position of every token, in the order of `tokens_of`."""
-    for batch, rows in enumerate(expectation.signature.spreads):
+    for batch, rows in enumerate(signature.spreads):
         for row, spreads in enumerate(rows):
             for position in range(len(spreads)):
                 yield batch, row, position
@@ -254,12 +391,14 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
         yield "|---|---|---|---|---|"
         for token in change.moved:
             name = "all others" if token.id is None else escape_markdown(str(token.id))
-            yield (
-                f"| {token.batch}, {token.row}, {token.position} | {token.units:.3g} | {name} |"
-                f" {token.expected:.6g} | {token.actual:.6g} |"
-            )
-        yield from _layers(expected, actual, change)
-    yield from _listed("Other changes since the older capture", change.environment)
+            before, now = format_against(token.expected, token.actual)
+            place = f"{token.batch}, {token.row}, {token.position}"
+            yield f"| {place} | {token.units:.3g} | {name} | {before} | {now} |"
+        if change.kind != "noise":
+            yield from _layers(expected, actual, change)
+    yield from _listed(
+        "Other changes since the older capture", [*change.config, *change.environment]
+    )
     yield from _listed("Provenance", _provenance(expected, actual))
 
 
@@ -273,13 +412,15 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
             yield f"| {escape_markdown(layer.module or '(model)')} | {layer.before:.3g} | {layer.now:.3g} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
-    elif expected.layers and actual.layers:
+    elif change.module is None and expected.layers and actual.layers:
         yield "No module has a clearly larger error than before."
-    else:
+    elif change.module is None:
         yield "One of the captures has no errors of modules."
     yield ""
     words = ["assay", "check", "generate", actual.model, "--reference", "cpu/float32"]
     command = shlex.join([*words, "--candidate", actual.provenance.run])
+    if change.is_code:
+        command = golden_commands(expected)
     yield f"To find the operation: {markdown_code(command)}."
 
 
@@ -294,4 +435,5 @@ def _provenance(expected: Expectation, actual: Expectation) -> Iterator[str]:
         date = one.provenance.process.get("date", "unknown date")
         approved = one.provenance.approved_by or "nobody"
         reason = f": {one.provenance.reason}" if one.provenance.reason else ""
-        yield f"{word}: {date}, {len(one.captures)} captures, approved by {approved}{reason}"
+        captures = format_count(len(one.captures), "capture")
+        yield f"{word}: {date}, {captures}, approved by {approved}{reason}"

@@ -22,7 +22,7 @@ _AsJson = Annotated[bool, Option("Print the verdict as JSON and nothing else.")]
 
 @app.command()
 @with_options
-def capture(
+def capture(  # noqa: PLR0913 - one for each option
     models: Annotated[list[str], Option("Folders, hub names, or micro:RECIPE.", "MODEL...")],
     *,
     run: Annotated[str, Option("Trusted device and dtype: cpu/bfloat16.", "RUN")],
@@ -41,6 +41,27 @@ def capture(
     captures: Annotated[
         int | None, Option("Number of captures, which must agree. Default: 3.", "N", minimum=1)
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        Option(
+            'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.'
+            " Default: 4 built-in ones and a long one.",
+            "FILE.jsonl",
+        ),
+    ] = None,
+    prompt_length: Annotated[
+        str | None, Option("Prompt lengths in tokens. Default: 32:96.", "N|LOW:HIGH")
+    ] = None,
+    batch_size: Annotated[
+        int | None, Option("Prompts that run together. Default: 4.", "N", minimum=1)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, Option("Tokens to generate for each prompt. Default: 16.", "N", minimum=1)
+    ] = None,
+    chat: Annotated[bool, Option("Send prompts through the chat template.")] = False,
+    seed: Annotated[
+        int | None, Option("Chooses prompts and their lengths. Default: 0.", "N")
+    ] = None,
     approved_by: Annotated[str | None, Option("Who approves the expectation.", "NAME")] = None,
     reason: Annotated[
         str | None,
@@ -48,6 +69,8 @@ def capture(
     ] = None,
 ) -> None:
     """Capture the outputs of each MODEL on RUN as an expectation.
+
+    A second capture into the same file repeats the inputs of the first, unless options change them.
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
 
@@ -57,16 +80,29 @@ def capture(
     """
     from assay.errors import UsageError
     from assay.runs import open_progress
-    from assay_expectations.capture_and_verify import capture_expectation
+    from assay_expectations.capture_and_verify import (
+        capture_expectation,
+        with_settings_of_earlier,
+    )
     from assay_expectations.records import CaptureOptions
 
+    asked = {
+        "prompt_length": prompt_length,
+        "batch_size": batch_size,
+        "max_new_tokens": max_new_tokens,
+        "chat": chat or None,
+        "seed": seed,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    if output.suffix and output.suffix != ".json" and not output.is_dir():
+        raise UsageError(f"--output {output}: name a FILE.json or a folder")
     if shapes is not None:
         from assay_expectations.decoders import Shape, capture_metrics
 
-        if any((approved_by, reason, captures)) or output.suffix == ".json":
+        if any((approved_by, reason, captures, prompts, given)) or output.suffix == ".json":
             raise UsageError(
-                "--shapes needs a DIR and excludes --approved-by, --reason and --captures, because it writes"
-                " no expectation"
+                "--shapes needs a DIR and excludes --approved-by, --reason, --captures and options of inputs,"
+                " because it writes no expectation"
             )
         parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
         with open_progress() as progress:
@@ -84,9 +120,11 @@ def capture(
                 model=model,
                 run=run,
                 num_captures=captures or 3,
+                prompts=None if prompts is None else str(prompts),
                 approved_by=approved_by,
                 reason=reason,
             )
+            options = with_settings_of_earlier(options, given, output)
             print_text(capture_expectation(options, output, progress))
 
 
@@ -96,6 +134,9 @@ def verify(
     expectations: _Expectations = None,
     *,
     run: Annotated[str, Option("Device and dtype to verify: cpu/bfloat16.", "RUN")] = "cpu/float32",
+    model: Annotated[
+        str | None, Option("Load this folder or name, not the recorded one.", "MODEL")
+    ] = None,
     candidate_setup: Annotated[
         str | None, Option("Call FUNC with the model before it runs.", "FILE.py:FUNC")
     ] = None,
@@ -116,7 +157,13 @@ def verify(
     folder = RunFolder.create("expect verify", output)
     with open_progress() as progress:
         verify_expectations(
-            expectations or [], run, folder.path, progress, candidate_setup, allow_unused or ()
+            expectations or [],
+            run,
+            folder.path,
+            progress,
+            candidate_setup,
+            allow_unused or (),
+            model,
         )
     finish(folder.path, as_json=as_json)
 
@@ -124,8 +171,10 @@ def verify(
 @app.command()
 @with_options
 def diff(
-    expected: Annotated[Path, Option("An expectation.", "OLD")],
-    actual: Annotated[Path, Option("Another one of the same model.", "NEW")],
+    expected: Annotated[
+        str, Option("An expectation: a file, or REV:FILE of git, as HEAD:mine.json.", "OLD")
+    ],
+    actual: Annotated[str, Option("Another one of the same model.", "NEW")],
     *,
     output: _Output = None,
     as_markdown: Annotated[
@@ -137,7 +186,7 @@ def diff(
 
     Example: assay expect diff old.json new.json --markdown
 
-    Exit code: 0 noise or drift; 1 break; 2 usage error; 3 different content.
+    Exit code: 0 noise or drift; 1 break; 2 usage error; 3 different content or dtype.
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
@@ -172,8 +221,8 @@ def page(
     """
     from datetime import UTC, datetime
 
-    from assay_expectations.capture_and_verify import SHIPPED
     from assay_expectations.page import collect_cells, write_page
+    from assay_expectations.verdict import SHIPPED
 
     now = datetime.now(UTC)
     cells = collect_cells(expectations or [SHIPPED], runs, output, now)

@@ -1,4 +1,4 @@
-"""Noise ratios of observations, and the verdict over the expectations of a machine. Imports no torch.
+"""Noise ratios of observations, and the single change of all logits that explains them. Imports no torch.
 
 A ratio is the error of an observation over the error of the captured run. Both errors are distances from the
 yardstick, so any correct order of sums gives a ratio near 1. `describe_likeness` explains wrong values by a
@@ -7,58 +7,18 @@ Shapes: R tokens of all prompts, K kept ids and the rest, M projections.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.dtypes import float_format
-from assay.judge.coverage import (
-    CoverageParts,
-    describe_coverage,
-    judge_coverage,
-    list_gaps,
-    notes_on_coverage,
-)
-from assay.judge.levels import (
-    Cause,
-    DecidingNumbers,
-    LevelResult,
-    conclude,
-    deciding_numbers,
-    failed,
-    find_worst,
-    level_of,
-    not_compared,
-    notes_of,
-    rows_of,
-)
-from assay.judge.wording import describe_error, format_against
+from assay.judge.levels import find_worst
 from assay.models import RECIPES
 from assay.statistics import Statistic
-from assay.verdicts import (
-    Coverage,
-    Diagnosis,
-    Location,
-    Measurement,
-    Outcome,
-    Ratio,
-    Unmatched,
-    Verdict,
-)
-from assay_expectations.records import (
-    AllSeen,
-    Distributions,
-    Expectation,
-    Machine,
-    Observed,
-    Seen,
-    Signature,
-    machine_differences,
-    value_differences,
-)
+from assay.verdicts import Ratio
+from assay_expectations.records import Distributions, Expectation, Machine, Observed, Signature
 
 Array = NDArray[np.float64]
 
@@ -130,7 +90,7 @@ def judge_numbers(
 
     dtype: dtype of the run. limits: limits of the ratios, by statistic.
     """
-    actual, noise = _errors(signature, observed), _errors(signature, signature.captured)
+    actual, noise = errors_of(signature, observed), errors_of(signature, signature.captured)
     floor = _FLOOR * float_format(dtype).unit_roundoff
     return {
         name: Ratio(name, actual[name], max(noise[name], floor)).judged(limits[name])
@@ -138,7 +98,7 @@ def judge_numbers(
     }
 
 
-def _errors(signature: Signature, run: Distributions) -> dict[Statistic, float]:
+def errors_of(signature: Signature, run: Distributions) -> dict[Statistic, float]:
     """Compute the error of a run relative to the yardstick, by statistic."""
     yardstick = signature.yardstick
     errors_R = relative_errors(
@@ -206,7 +166,6 @@ def describe_likeness(
     if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
         tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
         return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
-    most = judged["logits-error"].limit * judged["logits-error"].expected
     within = {name for name, one in judged.items() if one.value <= one.limit}
     if "logits-error" in within:
         num_kept = actual_RK.shape[1] - 1
@@ -217,7 +176,12 @@ def describe_likeness(
             if "logits-worst" in within
             else None
         )
-    # Without the sum of all other ids, which does not scale like a logit.
+    # Without the sum of all other ids, which does not scale like a logit. The noise has to leave it out as well: in
+    # a model of nearly equal logits it is most of the spread.
+    captured_RK = tokens_of(signature.captured.log_probabilities)
+    noise = rms(relative_errors(captured_RK[:, :-1], expected_RK[:, :-1]))
+    floor = _FLOOR * float_format(dtype).unit_roundoff
+    most = judged["logits-error"].limit * max(noise, floor)
     scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
     if scale is not None:
         is_sign = abs(scale + 1) <= most
@@ -243,165 +207,3 @@ def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float |
     left = float(np.sum((actual - factor * expected)[used] ** 2)) / square
     is_factor = left**0.5 <= most * max(abs(factor), 1.0) and abs(factor - 1) > most
     return factor if is_factor else None
-
-
-# Level name if nothing was captured on this machine.
-_NO_EXPECTATION = "expectations"
-# More notes about other machines would hide failures.
-_MAX_NOTES = 3
-
-
-def judge_seen(
-    run: str,
-    expectations: Sequence[Expectation],
-    here: AllSeen,
-    allow_unused: Sequence[str] = (),
-) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict over the observations of all expectations, and its measurements.
-
-    Expectations of other machines are excluded.
-    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
-    """
-    results: dict[str, LevelResult] = {}
-    elsewhere: dict[str, str] = {}
-    coverages: list[Coverage] = []
-    for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
-        if expectation.key.machine != here.machine:
-            elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
-        elif seen.observed is None:
-            reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
-            results[name] = failed(0, reason, expectation=expectation.hash, stale=bool(seen.stale))
-        else:
-            results[name] = _judge_one(name, expectation, seen.observed, here, run)
-            if seen.usage is not None:
-                parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
-                coverages.append(judge_coverage(parts))
-                _require_coverage(name, results[name], coverages[-1])
-    notes = _condense(elsewhere)
-    if not results:
-        reason, notes = "; ".join(elsewhere.values()), []
-        results[_NO_EXPECTATION] = not_compared(reason)
-    return combine(
-        results,
-        notes,
-        model={"name": ", ".join(sorted({expectation.model for expectation in expectations}))},
-        reference={"run": "the captures"},
-        candidate={"run": run},
-        coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
-    )
-
-
-def combine(
-    results: Mapping[str, LevelResult],
-    notes: Sequence[str],
-    location: Location | None = None,
-    **fields: Any,  # noqa: ANN401 - more fields of the verdict
-) -> tuple[Verdict, list[Measurement]]:
-    """Make the verdict over all levels, with `fields`, and its measurements."""
-    judged = [ratio for one in results.values() for ratio in one.judged]
-    numbers: DecidingNumbers = {}
-    diagnosis: Diagnosis | None = None
-    if judged:
-        worst = find_worst(judged)
-        numbers = deciding_numbers(worst, worst.resolution)
-        # Only `assay check generate` can name a module.
-        diagnosis = None if math.isfinite(worst.value) else "non-finite"
-    unmatched = [
-        name for name, one in results.items() if not one.level.compared and name != _NO_EXPECTATION
-    ]
-    verdict = conclude(
-        results,
-        Cause(diagnosis, location),
-        notes=[*notes_of(results), *notes],
-        unmatched=Unmatched(expected=unmatched),
-        **numbers,
-        **fields,
-    )
-    return verdict, rows_of(results)
-
-
-def _judge_one(
-    name: str, expectation: Expectation, observed: Observed, here: AllSeen, run: str
-) -> LevelResult:
-    judged = judge_by(expectation, observed.distributions)
-    notes = []
-    changed = value_differences(expectation.provenance.versions, here.versions)
-    if changed:
-        notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
-    reason = None
-    if not is_within_limits(judged):
-        reason = _describe_failure(judged, expectation, observed)
-        setup = f" --candidate-setup {here.setup}" if here.setup else ""
-        notes.append(
-            f"to find the module: assay check generate {expectation.model}"
-            f" --reference cpu/float32 --candidate {run}{setup}; if that passes, both sides share the fault, in the"
-            " model's code or in assay's, and `git bisect` with this command finds the commit"
-        )
-    facts = {
-        "limits_origin": expectation.limits_origin,
-        "expectation": expectation.hash,
-        "since_capture": changed,
-    }
-    return level_of_signature(name, expectation, judged, reason, facts, notes)
-
-
-def level_of_signature(
-    name: str,
-    expectation: Expectation,
-    judged: Judged,
-    reason: str | None,
-    facts: Mapping[str, Any],
-    notes: Iterable[str] = (),
-) -> LevelResult:
-    """Make the result of the level `name`, with `facts` in the verdict."""
-    ratios = tuple(judged.values())
-    num_tokens = len(tokens_of(expectation.signature.spreads))
-    level = level_of(num_tokens, int(not is_within_limits(judged)), {"reason": reason, **facts})
-    rows = [one.measurement(name, "output.logits") for one in ratios]
-    return LevelResult(level, rows, list(notes), ratios)
-
-
-def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:
-    worst = find_worst(judged.values())
-    ratio, limit = format_against(worst.value, worst.limit)
-    reason = (
-        f"{describe_error(worst.statistic, worst.actual)} is {ratio}x the error of the captured run"
-        f" (limit {limit}x)"
-    )
-    dtype = expectation.key.machine.dtype
-    likeness = describe_likeness(expectation.signature, observed, dtype, judged)
-    return f"{likeness}; {reason}" if likeness else reason
-
-
-def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> None:
-    """Change a PASS to NOT_COMPARED if part of the model did not contribute."""
-    update: dict[str, object] = {"coverage": describe_coverage(coverage)}
-    if coverage.forbidden_gaps and result.level.verdict is Outcome.PASS:
-        reason = f"{'; '.join(list_gaps(coverage))}; --allow-unused GLOB passes without them"
-        update |= {"verdict": Outcome.NOT_COMPARED, "reason": reason}
-    result.level = result.level.model_copy(update=update)
-    result.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
-
-
-def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
-    """Describe an expectation of another machine, with its result here if it was observed."""
-    differing = ", ".join(machine_differences(expectation.key.machine, here.machine))
-    description = f"{name} belongs to another machine: {differing}"
-    if seen.observed is None:
-        return description
-    result = describe_worst(judge_by(expectation, seen.observed.distributions), "its noise")
-    return f"{description}; it is not judged here, where {result}"
-
-
-def _condense(elsewhere: Mapping[str, str]) -> list[str]:
-    """Return the descriptions, or a single note if there are many."""
-    if len(elsewhere) <= _MAX_NOTES:
-        return list(elsewhere.values())
-    return [f"{len(elsewhere)} expectations belong to other machines: {', '.join(elsewhere)}"]
-
-
-def _names(seen: Sequence[Seen]) -> list[str]:
-    """Return the file names, or whole paths if two names are equal."""
-    stems = [Path(one.file).stem for one in seen]
-    unique = len(set(stems)) == len(stems)
-    return stems if unique else [one.file for one in seen]

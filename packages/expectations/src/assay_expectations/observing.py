@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -23,21 +23,38 @@ from torch import Tensor
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
-from assay.errors import UsageError
+from assay.errors import MachineError, UsageError
+from assay.files import read_json_object
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import iterate_tensors
-from assay.inputs import Batch, BatchOptions, InputPlan, plan_batches
+from assay.inputs import (
+    Batch,
+    BatchOptions,
+    InputPlan,
+    Prompt,
+    load_prompts,
+    parse_lengths,
+    plan_batches,
+)
 from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.load import choose_threads, yardstick_dtype
+from assay.models.sources import resolve_model, weightless_folder
 from assay.progress import subtask
-from assay.runs import Progress
-from assay_expectations.judging import LIMITS, judge_numbers, limits_origin, values_of
+from assay.runs import Progress, provenance
+from assay_expectations.judging import (
+    LIMITS,
+    is_within_limits,
+    judge_by,
+    judge_numbers,
+    limits_origin,
+    values_of,
+)
 from assay_expectations.records import (
     AllSeen,
     Captured,
@@ -49,12 +66,16 @@ from assay_expectations.records import (
     Machine,
     Observed,
     Provenance,
+    Reference,
     Seen,
     Settings,
     Signature,
     VerifyRequest,
     Weight,
     content_differences,
+    has_same_inputs,
+    input_of,
+    list_changes,
     read_expectation,
 )
 
@@ -155,10 +176,7 @@ def observe(
     side: Side, batches: Sequence[Batch], signature: Signature, watch: UsageWatch
 ) -> Observed:
     """Run the model on the tokens of `signature`, while `watch` records its usage."""
-    tokens = [
-        torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
-    ]
-    top_ids = [[torch.tensor(ids) for ids in batch] for batch in signature.top_ids]
+    tokens, top_ids = _tokens_of(signature)
     with watched(side, watch) as tracer:
         given = forced_log_probabilities(side, batches, tokens, tracer)
     return Observed(
@@ -172,6 +190,14 @@ def observe(
         ],
         dtype=_usual_dtype(side),
     )
+
+
+def _tokens_of(signature: Signature) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Return the forced tokens, (B, N) by batch, and the kept ids, by batch and row (N, K)."""
+    tokens = [
+        torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
+    ]
+    return tokens, [[torch.tensor(ids) for ids in batch] for batch in signature.top_ids]
 
 
 def _kept(logp_NV: Tensor, ids_NK: Tensor) -> Tensor:
@@ -191,15 +217,32 @@ def _usual_dtype(side: Side) -> str:
 
 # Significant digits of an error in the file.
 _DIGITS = 5
+# Of a pooled projection, which is compared to 1e-9; and the number of them for each module.
+_POOLED_DIGITS = 12
+_NUM_POOLED = 4
 
-# For each module, projections of its main result in every call, (R, M).
+# For each module, projections of its first input and of its main result in every call, (R, M).
 Sketches = Mapping[str, Sequence[Tensor]]
 
 
-def sketch_layers(side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]) -> Sketches:
-    """Project the results of all modules under forced `tokens`, (B, N) by batch.
+def pool_sketches(sketches: Sketches) -> dict[str, list[float]]:
+    """Return the number of rows of each module, and one projection of them all: few numbers to store."""
+    pooled = {}
+    for module, calls in sketches.items():
+        rows_RM = torch.cat(list(calls))
+        signs_R = sign_patterns(len(rows_RM))[:, 0]
+        numbers = (signs_R @ rows_RM)[:_NUM_POOLED].tolist()
+        pooled[module] = [
+            float(len(rows_RM)),
+            *(float(f"{one:.{_POOLED_DIGITS}g}") for one in numbers),
+        ]
+    return pooled
 
-    Modules are in the order in which they end first, so callees precede their callers.
+
+def sketch_layers(side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]) -> Sketches:
+    """Project inputs and results of all modules under forced `tokens`, (B, N) by batch.
+
+    They are in the order in which they exist first, so callees precede the results of their callers.
     """
     sketcher = _Sketcher()
     tracer = ModuleTracer(sketcher)
@@ -240,18 +283,22 @@ class _Sketcher(NullHandler):
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
 
     def enter(self, active: ActiveCall) -> None:
-        """Start a row index at each root call."""
+        """Start a row index at each root call, and project the first floating-point argument."""
         if active.call.caller is None:
             self._index = RowIndex(active.call.rows)
+        self._keep(input_of(active.call.site.module), active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Project the first floating-point result."""
-        for _, tensor in iterate_tensors(output, "output"):
+        self._keep(active.call.site.module, output)
+        return output
+
+    def _keep(self, name: str, values: object) -> None:
+        for _, tensor in iterate_tensors(values, ""):
             if tensor.is_floating_point():
                 (values_RC,), _, _ = self._index.flatten(tensor.detach().cpu().double())
-                self.sketches.setdefault(active.call.site.module, []).append(project(values_RC))
+                self.sketches.setdefault(name, []).append(project(values_RC))
                 break
-        return output
 
 
 _HOST = "cpu"
@@ -301,26 +348,83 @@ def torch_settings() -> Mapping[str, object]:
     }
 
 
-def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
-    """Load a model on the device of `run`. Raises: UsageError if it cannot be loaded."""
+def open_candidate(
+    model: str, run: Run, settings: Settings, prompts: Sequence[Sequence[int]] | str | None = None
+) -> Candidate:
+    """Load a model on the device of `run`.
+
+    prompts: token ids, or a file; None for built-in prompts.
+    Raises: UsageError if it cannot be loaded.
+    """
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-    options = BatchOptions(
-        batch_size=settings.batch_size,
-        max_new_tokens=settings.max_new_tokens,
-        num_prompts=settings.num_prompts,
-        seed=settings.seed,
+    plan = _plan(loaded, settings, prompts)
+    unpadded = replace(
+        plan, batches=tuple(replace(batch, pad_token_id=0) for batch in plan.batches)
     )
-    plan = plan_batches(limits_of_generation(loaded), options, loaded.encode)
     content = Content(
         tokenizer_hash=loaded.tokenizer_hash,
         prompts_hash=plan.content_hash,
+        unpadded_hash=unpadded.content_hash,
         settings=settings,
         weights={name: Weight.of(one) for name, one in sorted(loaded.stored_weights.items())},
     )
     key = Key(machine=machine_of(run, device), content=content)
     return Candidate(Side(loaded, device), plan, key)
+
+
+def _plan(
+    loaded: LoadedModel, settings: Settings, prompts: Sequence[Sequence[int]] | str | None
+) -> InputPlan:
+    limits = limits_of_generation(loaded)
+    lengths = parse_lengths(settings.prompt_length) if settings.prompt_length else None
+    options = BatchOptions(
+        lengths=lengths,
+        batch_size=settings.batch_size,
+        max_new_tokens=settings.max_new_tokens,
+        num_prompts=settings.num_prompts,
+        seed=settings.seed,
+    )
+    given: list[Prompt] | None = None
+    if isinstance(prompts, str):
+        if settings.chat and loaded.encode_chat is None:
+            raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
+        given = load_prompts(
+            Path(prompts),
+            loaded.encode,
+            limits,
+            max_new_tokens=settings.max_new_tokens,
+            encode_chat=loaded.encode_chat if settings.chat else None,
+        )
+    elif prompts is not None:
+        given = [Prompt(None, tuple(ids)) for ids in prompts]
+        options = replace(options, lengths=None)  # they were cut at the capture
+    return plan_batches(limits, options, loaded.encode, given)
+
+
+# Keys of config.json that change no output: who wrote it, and where.
+_WITHOUT_EFFECT = ("transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype")
+
+
+def read_settings(model: str) -> dict[str, Any]:
+    """Return the values of config.json and generation_config.json, by file and key: "config.json: hidden_size"."""
+    found: dict[str, Any] = {}
+    with weightless_folder(resolve_model(model), "refuse") as folder:
+        for file in ("config.json", "generation_config.json"):
+            if (folder / file).is_file():
+                found |= _flatten(read_json_object(folder / file), f"{file}: ")
+    return found
+
+
+def _flatten(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        elif name not in _WITHOUT_EFFECT:
+            flat[prefix + name] = value
+    return flat
 
 
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
@@ -330,22 +434,24 @@ def after_setup(candidate: Candidate, setup: str) -> Candidate:
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 
-def capture_signature(
-    model: str, candidate: Candidate, progress: Progress
-) -> tuple[Signature, dict[str, float]]:
-    """Run the candidate and its yardstick on the same tokens.
+class Signed(NamedTuple):
+    """The answer of `capture_signature`."""
 
-    Returns: the signature, and the relative error of each module.
-    """
-    settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
+    signature: Signature
+    layers: dict[str, float]
+    """Relative error of each module."""
+    exact_layers: dict[str, list[float]]
+    """Pooled projections of each module of the yardstick."""
+    yardstick_dtype: str
+
+
+def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Signed:
+    """Run the candidate and its yardstick on the same tokens."""
+    settings = candidate.key.content.settings
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
     with progress.step("loads the yardstick"):
-        host = open_device(_HOST)
-        num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
-        exact = yardstick_dtype(num_parameters, host.supported_dtypes())
-        rounded_to = dtype if exact == "float64" else None
-        yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
+        yardstick = _open_yardstick(model, candidate)
     # Three runs: generation, then twice its tokens, the second time with projections of modules.
     with progress.task("runs the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
@@ -364,14 +470,26 @@ def capture_signature(
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
-    return signature, layers
+    return Signed(signature, layers, pool_sketches(exact_layers), yardstick.loaded.dtype)
+
+
+def _open_yardstick(model: str, candidate: Candidate) -> Side:
+    host, loaded = open_device(_HOST), candidate.side.loaded
+    num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    exact = yardstick_dtype(num_parameters, host.supported_dtypes())
+    rounded_to = loaded.dtype if exact == "float64" else None
+    settings = candidate.key.content.settings
+    return Side(_load(model, exact, host, settings, rounded_to), host)
 
 
 def captured_on_host(
-    model: str, candidate: Candidate, signature: Signature
+    model: str, candidate: Candidate, signature: Signature, *, is_host: bool = True
 ) -> Distributions | None:
-    """Run the model on the host in the same dtype; return None if the candidate is the host."""
-    if candidate.side.device.name == _HOST:
+    """Run the model on the host in the same dtype; return None if the candidate is that run.
+
+    is_host: False if the candidate's model was changed after it was loaded.
+    """
+    if candidate.side.device.name == _HOST and is_host:
         return None
     host, settings = open_device(_HOST), candidate.key.content.settings
     side = Side(_load(model, candidate.side.loaded.dtype, host, settings, None), host)
@@ -403,9 +521,11 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
     """Capture a model on a device."""
     progress.number_phases(5)
     with progress.step(f"loads {options.model} on {options.run}"):
-        candidate = open_candidate(options.model, parse_run(options.run), Settings())
+        run = parse_run(options.run)
+        candidate = open_candidate(options.model, run, options.settings, options.prompts)
     device, machine = candidate.side.device, candidate.key.machine
-    signature, layers = capture_signature(options.model, candidate, progress)
+    signed = capture_signature(options.model, candidate, progress)
+    signature = signed.signature
     with progress.step("compares with the host"):
         on_host = captured_on_host(options.model, candidate, signature)
     expectation = Expectation(
@@ -415,12 +535,18 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         limits=LIMITS,
         limits_origin=limits_origin(options.model, machine),
         signature=signature,
-        layers=layers,
+        layers=signed.layers,
+        exact_layers=signed.exact_layers,
+        config=read_settings(options.model),
+        prompts=[]
+        if options.prompts is None
+        else [list(prompt.ids) for prompt in candidate.plan.prompts],
         provenance=Provenance(
             run=options.run,
             product=device.product(),
             versions=versions_of(device),
             torch_settings=dict(torch_settings()),
+            yardstick_dtype=signed.yardstick_dtype,
             container=os.environ.get(CONTAINER),
             approved_by=options.approved_by,
             reason=options.reason,
@@ -439,11 +565,15 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
     with progress.task(f"observes on {run}", len(expectations), "expectations") as task:
         for file, expectation in expectations.items():
             is_useful = _is_useful(expectation, machine, [*expectations.values()])
-            seen.append(
-                _observe(file, expectation, run, request.setup) if is_useful else Seen(file=file)
-            )
+            seen.append(_observe(file, expectation, run, request) if is_useful else Seen(file=file))
             task.advance()
-    return AllSeen(machine=machine, versions=versions_of(device), setup=request.setup, seen=seen)
+    return AllSeen(
+        machine=machine,
+        versions=versions_of(device),
+        cpu=provenance()["cpu"],
+        setup=request.setup,
+        seen=seen,
+    )
 
 
 def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
@@ -456,18 +586,66 @@ def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation
     return rounds_alike and not has_own
 
 
-def _observe(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
+def find_model(model: str, file: Path) -> str:
+    """Return a relative model folder as it is seen from here, or else from the nearest folder around `file`."""
+    relative = Path(model)
+    if not model.startswith("micro:") and not relative.is_absolute() and not relative.is_dir():
+        for folder in file.resolve().parents:
+            if (folder / relative / "config.json").is_file():
+                return str(folder / relative)
+    return model
+
+
+def _observe(file: str, expectation: Expectation, run: Run, request: VerifyRequest) -> Seen:
     expected = expectation.key.content
+    model = request.model or find_model(expectation.model, Path(file))
     try:
-        with subtask(f"loads {expectation.model}"):
-            candidate = open_candidate(expectation.model, run, expected.settings)
+        resolve_model(model)
+        config = (
+            list_changes(expectation.config, read_settings(model)) if expectation.config else []
+        )
+    except (UsageError, MachineError) as error:
+        return Seen(file=file, missing=str(error).partition("; the recipes are")[0])
+    prompts = expectation.prompts or None
+    try:
+        with subtask(f"loads {model}"):
+            candidate = open_candidate(model, run, expected.settings, prompts)
     except UsageError as error:
-        return Seen(file=file, problem=str(error))
-    if stale := content_differences(expected, candidate.key.content):
-        return Seen(file=file, stale=stale)
-    if setup is not None:
-        candidate = after_setup(candidate, setup)
+        return Seen(file=file, problem=str(error), config=config)
+    stale = content_differences(expected, candidate.key.content)
+    seen = Seen(file=file, stale=stale, config=config)
+    if stale and not has_same_inputs(expected, candidate.key.content):
+        return seen
+    if request.setup is not None:
+        candidate = after_setup(candidate, request.setup)
     batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
-    with subtask(f"runs {expectation.model}", count_tokens(batches), "tokens"):
+    with subtask(f"runs {model}", count_tokens(batches), "tokens"):
         observed = observe(candidate.side, batches, expectation.signature, watch)
-    return Seen(file=file, observed=observed, usage=Usage.model_validate(watch.to_json()))
+    reference = None
+    is_here = expectation.key.machine == machine_of(run, candidate.side.device)
+    within = is_within_limits(judge_by(expectation, observed.distributions))
+    if is_here and not within and not stale:
+        with subtask(f"runs the reference of {model}"):
+            reference = observe_reference(model, candidate, expectation.signature, request.setup)
+    usage = Usage.model_validate(watch.to_json())
+    return seen.model_copy(update={"observed": observed, "usage": usage, "reference": reference})
+
+
+def observe_reference(
+    model: str, candidate: Candidate, signature: Signature, setup: str | None
+) -> Reference:
+    """Run the model of this environment without the setup function: its yardstick, and the host in the same dtype."""
+    batches = candidate.plan.batches
+    yardstick = _open_yardstick(model, candidate)
+    tokens, top_ids = _tokens_of(signature)
+    exactly = forced_log_probabilities(yardstick, batches, tokens)
+    exact_layers = sketch_layers(yardstick, batches, tokens)
+    layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
+    on_host = captured_on_host(model, candidate, signature, is_host=setup is None)
+    return Reference(
+        yardstick=distributions_of(exactly, top_ids),
+        yardstick_dtype=yardstick.loaded.dtype,
+        exact_layers=pool_sketches(exact_layers),
+        layers=layers,
+        on_host=on_host,
+    )

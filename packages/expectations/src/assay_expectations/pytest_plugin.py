@@ -74,7 +74,7 @@ def expectation_folder(config: pytest.Config) -> Path:
 
     Raises: pytest.UsageError for a capture into the package.
     """
-    from assay_expectations.capture_and_verify import SHIPPED
+    from assay_expectations.verdict import SHIPPED
 
     folder: str | None = config.getoption("expectation_folder")
     if folder is None and config.getoption("capture_expectation"):

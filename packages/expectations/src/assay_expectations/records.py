@@ -8,10 +8,12 @@ Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M proj
 """
 
 import json
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Container, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 from pydantic import ConfigDict, Field
@@ -20,11 +22,13 @@ from assay.errors import name_some
 from assay.files import (
     DiskError,
     UnreadableFileError,
-    read_json_object,
+    parse_json,
+    read_text,
     require_numbers,
     validate_record,
     write_whole,
 )
+from assay.foreign_text import shorten
 from assay.judge.coverage import Usage
 from assay.models.weight_files import StoredWeight
 from assay.statistics import Statistic
@@ -73,6 +77,9 @@ class Settings(PublishedRecord):
     seed: int = 0
     top_k: int = 8
     attention: str = "default"
+    prompt_length: str | None = None
+    """As for `--prompt-length`. Absent from older files, like `chat`."""
+    chat: bool = False
 
 
 class Weight(PublishedRecord):
@@ -95,6 +102,9 @@ class Content(PublishedRecord):
 
     tokenizer_hash: str
     prompts_hash: str
+    """Of all inputs, padding included."""
+    unpadded_hash: str = ""
+    """Of all inputs without padding. Older files have none."""
     settings: Settings
     weights: dict[str, Weight]
 
@@ -114,10 +124,39 @@ def machine_differences(expected: Machine, actual: Machine) -> list[str]:
 def content_differences(expected: Content, actual: Content) -> list[str]:
     """List the differences in content, one line per kind."""
     found = weight_differences(expected.weights, actual.weights)
-    for part in ("tokenizer", "prompts"):
-        if getattr(expected, f"{part}_hash") != getattr(actual, f"{part}_hash"):
+    has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
+    hashes = {
+        "tokenizer": "tokenizer_hash",
+        "prompts": "unpadded_hash" if has_both else "prompts_hash",
+    }
+    for part, name in hashes.items():
+        if getattr(expected, name) != getattr(actual, name):
             found.append(f"different {part}")
     return found + value_differences(expected.settings.model_dump(), actual.settings.model_dump())
+
+
+def has_same_inputs(expected: Content, actual: Content) -> bool:
+    """Return True if at most the values and the dtypes of weights differ, so that both run the same tokens."""
+    shapes = [
+        sorted(tuple(one.shape) for one in content.weights.values())
+        for content in (expected, actual)
+    ]
+    return shapes[0] == shapes[1] and not content_differences(
+        expected, actual.model_copy(update={"weights": expected.weights})
+    )
+
+
+def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """List the changes of named values since a capture: "torch 2.11.0 → 2.13.0"."""
+    return [
+        f"{name} {_shown(then, name)} → {_shown(now, name)}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _shown(values: Mapping[str, object], name: str) -> str:
+    return shorten(values[name]) if values.get(name) is not None else "absent"
 
 
 def value_differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
@@ -206,6 +245,8 @@ class Provenance(PublishedRecord):
     """Versions of software that numbers depend on."""
     torch_settings: dict[str, Any]
     """Settings that decide if two runs are bitwise equal."""
+    yardstick_dtype: Literal["float64", "float32"] = "float64"
+    """Dtype of the yardstick; older files, which lack it, are of small models."""
     container: str | None = None
     """Image digest from ASSAY_CONTAINER."""
     process: dict[str, Any] = Field(default_factory=dict)
@@ -227,10 +268,16 @@ class Expectation(PublishedRecord):
     limits_origin: str
     signature: Signature
     layers: dict[str, Number] = Field(default_factory=dict)
-    """Relative error of each module's results in the worst call, including inherited errors.
+    """Relative error of each module's input and result in the worst call, including inherited errors.
 
-    In the order in which modules end first. Older files have none.
+    In the order in which they exist first. Older files have none, as of the fields below, or no inputs.
     """
+    exact_layers: dict[str, list[Number]] = Field(default_factory=dict)
+    """Projections of each module's input and result in the yardstick, after their number of rows."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Values of config.json and generation_config.json, by file and key."""
+    prompts: list[list[int]] = Field(default_factory=list)
+    """Token ids of the user's own prompts; empty for built-in ones."""
     provenance: Provenance
     hash: str = ""
     """Hash of all fields except itself and `provenance`, which detects manual changes."""
@@ -240,14 +287,59 @@ class Expectation(PublishedRecord):
         """Return the file name, without its suffix."""
         machine = self.key.machine
         rounded = "" if machine.precision == machine.dtype else f"-{machine.precision}"
-        model = "-".join(part for part in self.model.replace(":", "/").split("/") if part)
+        model = Path(self.model).name if Path(self.model).is_absolute() else self.model
+        model = "-".join(
+            part for part in model.replace(":", "/").split("/") if part not in ("", ".", "..")
+        )
         return f"{machine.vendor}-{machine.architecture}-{machine.dtype}{rounded}-{model}"
 
     def content_hash(self) -> str:
         """Compute the value that `hash` must have."""
-        left_out = {"provenance", "hash"} | (set() if self.layers else {"layers"})
-        text = self.model_dump_json(exclude=left_out, by_alias=True)
+        text = self.model_dump_json(
+            exclude=self._absent() | {"provenance": True, "hash": True}, by_alias=True
+        )
         return xxhash.xxh3_128_hexdigest(text.encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return self.model_dump(mode="json", exclude=self._absent(), by_alias=True)
+
+    def _absent(self) -> dict[str, Any]:
+        """Return the fields that files do not hold, because older ones have none."""
+        content = self.key.content
+        absent: dict[str, Any] = {
+            name: True
+            for name in ("layers", "exact_layers", "config", "prompts")
+            if not getattr(self, name)
+        }
+        settings = {
+            name: True for name in ("prompt_length", "chat") if not getattr(content.settings, name)
+        }
+        inner = {"settings": settings} | ({} if content.unpadded_hash else {"unpadded_hash": True})
+        return absent | {"key": {"content": inner}}
+
+
+_INPUT = " (input)"
+
+
+def input_of(module: str) -> str:
+    """Return the name of a module's input in `Expectation.layers`."""
+    return f"{module}{_INPUT}"
+
+
+def place_of(name: str, names: Container[str]) -> str:
+    """Return the module whose own code makes a value of `Expectation.layers`: of an input, a caller's.
+
+    names: all names there.
+    """
+    module = name.removesuffix(_INPUT)
+    if module == name:
+        return name
+    while module:
+        module = module.rpartition(".")[0]
+        if module in names:
+            return module
+    return ""
 
 
 def file_for(expectation: Expectation, output: Path) -> Path:
@@ -270,7 +362,7 @@ def write_expectation(expectation: Expectation, output: Path) -> Path:
     """Write an expectation to a file or folder. Returns: the file. Raises: DiskError."""
     sealed = expectation.model_copy(update={"hash": expectation.content_hash()})
     path = file_for(expectation, output)
-    record = sealed.model_dump(mode="json", by_alias=True)
+    record = sealed.to_json()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -279,17 +371,58 @@ def write_expectation(expectation: Expectation, output: Path) -> Path:
 
 
 def read_expectation(path: Path) -> Expectation:
-    """Read the expectation in `path`. Raises: UnreadableFileError."""
-    record = read_json_object(path)
+    """Read the expectation in `path`. Raises: UnreadableFileError, with the command that mends the file."""
+    return parse_expectation(read_text(path), path)
+
+
+def parse_expectation(text: str, path: Path | str) -> Expectation:
+    """Read an expectation from the text of a file. Raises: as `read_expectation`."""
+    if text.startswith(_LFS_POINTER):
+        problem = "it is a pointer of Git LFS, not the file itself: git lfs pull"
+        raise UnreadableFileError.of(path, problem)
+    if (conflict := re.search(r"^<{7} .*$", text, re.MULTILINE)) is not None:
+        line = text.count("\n", 0, conflict.start()) + 1
+        problem = (
+            "it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE), then"
+            " run assay expect verify"
+        )
+        raise UnreadableFileError.of(path, problem, line)
+    record = parse_json(text, path)
+    if not isinstance(record, dict):
+        raise UnreadableFileError.of(path, "not a JSON object")
     if (schema := record.get("schema")) != SCHEMA:
         problem = (
-            f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again"
+            f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again:"
+            f" {_renewal(record, path)}"
         )
         raise UnreadableFileError.of(path, problem)
     expectation = require_numbers(validate_record(Expectation, record, path), path)
     if expectation.hash != expectation.content_hash():
-        raise UnreadableFileError.of(path, "its hash does not match its content")
+        problem = (
+            "its hash does not match its content, which was edited or merged: git checkout restores the"
+            f" file, or capture it again: {_renewal(record, path)}"
+        )
+        raise UnreadableFileError.of(path, problem)
     return expectation
+
+
+_LFS_POINTER = "version https://git-lfs.github.com/spec/"
+
+
+def _renewal(record: Mapping[str, Any], path: Path | str) -> str:
+    """Return the command that captures the expectation of a refused file again."""
+    origin = record.get("provenance")
+    run = origin.get("run") if isinstance(origin, dict) else None
+    model = record.get("model")
+    return recapture_command(
+        model if isinstance(model, str) else "MODEL", run if isinstance(run, str) else "RUN", path
+    )
+
+
+def recapture_command(model: str, run: str, file: Path | str) -> str:
+    """Return the command that replaces an expectation by the outputs of today."""
+    words = ["assay", "expect", "capture", model, "--run", run, "--output", str(file)]
+    return f"{shlex.join(words)} --reason TEXT"
 
 
 def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
@@ -309,6 +442,9 @@ class CaptureOptions(Record):
     run: str
     num_captures: int = 3
     """Number of processes that capture, one after the other."""
+    settings: Settings = Field(default_factory=Settings)
+    prompts: list[list[int]] | str | None = None
+    """Token ids, or a file of prompts; None for built-in ones."""
     approved_by: str | None = None
     reason: str | None = None
 
@@ -328,6 +464,20 @@ class VerifyRequest(Record):
     files: list[str]
     run: str
     setup: str | None = None
+    model: str | None = None
+    """Folder or name to load instead of the recorded one."""
+
+
+class Reference(Record):
+    """What this environment computes without the setup function, to explain an observation over a limit."""
+
+    yardstick: Distributions
+    yardstick_dtype: Literal["float64", "float32"]
+    exact_layers: dict[str, list[Number]]
+    layers: dict[str, Number]
+    """Errors of the observed run's modules."""
+    on_host: Distributions | None = None
+    """Outputs of the host in the same dtype; None if they are those that were observed."""
 
 
 class Seen(Record):
@@ -340,8 +490,14 @@ class Seen(Record):
     """Parts of the model that ran."""
     stale: list[str] = Field(default_factory=list)
     """Differences in content, which make the expectation stale."""
+    config: list[str] = Field(default_factory=list)
+    """Changes of config.json and generation_config.json."""
+    reference: Reference | None = None
+    """Set for an observation over a limit."""
     problem: str | None = None
     """Reason why the model could not run."""
+    missing: str | None = None
+    """Reason why there is no such model here."""
 
 
 class AllSeen(Record):
@@ -349,6 +505,7 @@ class AllSeen(Record):
 
     machine: Machine
     versions: dict[str, str]
+    cpu: str | None = None
     setup: str | None = None
     """The setup function of the request."""
     seen: list[Seen]

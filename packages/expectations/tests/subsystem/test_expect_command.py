@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from assay.models import RECIPES
-from assay_expectations.capture_and_verify import SHIPPED
 from assay_expectations.records import read_expectation
+from assay_expectations.verdict import SHIPPED
 from packages.core.tests.subsystem.commands import run_command
 
 FAULTS = """
@@ -80,14 +80,23 @@ def test_capture_has_key_and_provenance(captured: Path) -> None:
     assert len(expectation.signature.yardstick.log_probabilities[0][0][0]) == 9
 
 
-@pytest.mark.parametrize(("fault", "diagnosis"), [("scale", None), ("poison", "non-finite")])
-def test_a_planted_fault_fails(
-    captured: Path, tmp_path: Path, fault: str, diagnosis: str | None
+@pytest.mark.parametrize(
+    ("fault", "diagnosis", "module"),
+    [
+        ("scale", "module-error", "model.layers.1.mlp.down_proj"),
+        ("poison", "non-finite", "lm_head"),
+    ],
+)
+def test_a_planted_fault_is_found_at_its_place(
+    captured: Path, tmp_path: Path, fault: str, diagnosis: str, module: str
 ) -> None:
     setup = tmp_path / "faults.py"
     setup.write_text(FAULTS)
     code, verdict = verify(tmp_path / "run", str(captured), "--candidate-setup", f"{setup}:{fault}")
     assert (code, verdict["verdict"], verdict["diagnosis"]) == (1, "FAIL", diagnosis)
+    assert verdict["location"]["module"] == module
+    (level,) = verdict["levels"].values()
+    assert level["drift"]["answer"] == "run"
 
 
 @pytest.mark.long
@@ -124,8 +133,10 @@ def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     (level,) = verdict["levels"].values()
     changed = (
         r"stale, different content: weights with different values \(1 of \d+\): model\.norm\.weight"
+        r"; .*(is [\d.e]+x the error of the captured run|the outputs are within the limits)"
     )
-    assert re.fullmatch(changed, level["reason"])
+    assert re.match(changed, level["reason"])
+    assert level["compared"] == 68
 
 
 @pytest.mark.long
@@ -172,7 +183,7 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
                 *("capture", "micro:llama", "--run", "cpu/float32", "--output", "x"),
                 *("--shapes", "1x8x2", "--captures", "2"),
             ],
-            "--shapes needs a DIR and excludes --approved-by, --reason and --captures",
+            "--shapes needs a DIR and excludes --approved-by, --reason, --captures and options of",
         ),
         (
             [
@@ -192,3 +203,35 @@ def test_usage_error_exits_with_2_and_one_message(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
+
+
+@pytest.mark.long
+def test_own_prompts_are_captured_and_verified_without_their_file(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two three"}\n{"ids": [1, 2, 3, 4, 5]}\n')
+    inputs = ("--prompts", str(prompts), "--max-new-tokens", "3", "--batch-size", "1")
+    output = ("--output", str(tmp_path / "e.json"), "--captures", "1")
+    done = assay("capture", "micro:llama", "--run", "cpu/float32", *inputs, *output)
+    assert done.returncode == 0, done.stderr
+    prompts.unlink()
+    code, verdict = verify(tmp_path / "run", str(tmp_path / "e.json"))
+    # Two prompts with three new tokens each.
+    assert (code, verdict["compared"]) == (0, 6)
+    again = assay("capture", "micro:llama", "--run", "cpu/float32", *output)
+    assert again.returncode == 0, again.stderr
+    assert "unchanged: " in again.stderr
+
+
+@pytest.mark.long
+def test_changed_configuration_is_named_with_its_effect(captured: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    config = model / "config.json"
+    settings = json.loads(config.read_text()) | {"rms_norm_eps": 1e-5}
+    config.write_text(json.dumps(settings))
+    code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
+    assert (code, verdict["diagnosis"]) == (1, "module-error")
+    assert verdict["location"]["module"] == "model.layers.0.input_layernorm"
+    (level,) = verdict["levels"].values()
+    change = "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs (float64) move by "
+    assert level["reason"].startswith(change)

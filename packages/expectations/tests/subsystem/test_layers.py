@@ -20,13 +20,14 @@ SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
 def capture(plant: Plant = lambda _model: None) -> Expectation:
     candidate = open_candidate("micro:llama", parse_run("cpu/bfloat16"), SETTINGS)
     plant(candidate.side.loaded.model)
-    signature, layers = capture_signature("micro:llama", candidate, SilentProgress())
+    signed = capture_signature("micro:llama", candidate, SilentProgress())
     made = expectation()
     return made.model_copy(
         update={
             "key": candidate.key,
-            "signature": signature,
-            "layers": layers,
+            "signature": signed.signature,
+            "layers": signed.layers,
+            "exact_layers": signed.exact_layers,
         }
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.models import RECIPES
-from assay_expectations.capture_and_verify import SHIPPED
+from assay_expectations.verdict import SHIPPED
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,5 +1,7 @@
 """Captures that must agree, and the verification of files."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,15 @@ from assay.errors import MachineError, UsageError
 from assay.files import DiskError
 from assay.report.run_report import read_report
 from assay.runs import RunFolder, SilentProgress
+from assay.verdicts import Outcome
 from assay_expectations import capture_and_verify
 from assay_expectations.capture_and_verify import (
-    SHIPPED,
     capture_expectation,
     diff_expectations,
     find_files,
+    read_side,
     verify_expectations,
+    with_settings_of_earlier,
 )
 from assay_expectations.judging import LIMITS, limits_origin
 from assay_expectations.records import (
@@ -27,6 +31,7 @@ from assay_expectations.records import (
     read_expectation,
     write_expectation,
 )
+from assay_expectations.verdict import SHIPPED
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
@@ -137,8 +142,8 @@ def test_recapture_that_hides_a_break_needs_a_reason(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        f"{path} exists, and the new capture differs from it: over a limit: logits-error is 0.05 = 5x"
-        " the older noise (limit 2x). Nothing was written. If the change is intended: --reason TEXT"
+        f"{path} exists, and the new capture differs from it: the run is less accurate: the exact outputs"
+        " are the same; over a limit: logits-error is 0.05 = 5x the older noise (limit 2x). Nothing was written. If the change is intended: --reason TEXT"
     )
     assert path.read_bytes() == before
 
@@ -155,9 +160,9 @@ def test_a_recapture_within_the_limits_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
-    answer(monkeypatch, expectation(noise=NOISE).signature)
+    answer(monkeypatch, expectation(noise=NOISE).signature, options=options)
     capture_expectation(options, tmp_path, SilentProgress())
-    answer(monkeypatch, expectation(noise=1.1 * NOISE).signature)
+    answer(monkeypatch, expectation(noise=1.1 * NOISE).signature, options=options)
     path = capture_expectation(options, tmp_path, SilentProgress())
     kept = read_expectation(path).signature.captured.log_probabilities[0][0][0]
     assert kept[:2] == off(1.1 * NOISE)
@@ -198,14 +203,17 @@ def test_a_diff_names_the_files_and_the_kind_of_change(tmp_path: Path) -> None:
     told = {}
     for name in ("same", "new"):
         folder = RunFolder.create("expect diff", tmp_path / name).path
-        diff_expectations(tmp_path / "old.json", tmp_path / f"{name}.json", folder)
+        diff_expectations(str(tmp_path / "old.json"), str(tmp_path / f"{name}.json"), folder)
         words = read_report(folder).explanation
         told[name] = (words.title, words.headline, words.details)
     assert told["same"][:2] == (
         "PASS: micro:llama on same.json (bfloat16) against old.json (bfloat16)",
         "noise: logits-error is 0.011 = 1.1x the older noise (limit 2x)",
     )
-    reason = "signature: over a limit: logits-error is 0.05 = 5x the older noise (limit 2x)"
+    reason = (
+        "signature: the run is less accurate: the exact outputs are the same; over a limit: logits-error is"
+        " 0.05 = 5x the older noise (limit 2x)"
+    )
     assert told["new"] == (
         "FAIL: micro:llama on new.json (bfloat16) against old.json (bfloat16)",
         "break: over OLD's limits",
@@ -225,8 +233,8 @@ def test_a_failed_verification_names_the_command_for_an_intended_change(
         folder = RunFolder.create("expect verify", tmp_path / str(number)).path
         notes.append(verify_expectations([file], "acme/bfloat16", folder, SilentProgress()).notes)
     command = f"assay expect capture micro:llama --run acme/bfloat16 --output {file} --reason TEXT"
-    assert notes[0][-1:] == [f"intended? {command}"]
-    assert not any("intended?" in note for note in notes[1])
+    assert notes[0][-1].endswith(f"; if the change is meant: {command}")
+    assert not any("is meant" in note for note in notes[1])
 
 
 def test_a_capture_says_what_became_of_the_file(
@@ -237,10 +245,36 @@ def test_a_capture_says_what_became_of_the_file(
     progress = SilentProgress()
     monkeypatch.setattr(progress, "note", notes.append)
     for noise in (NOISE, NOISE, 1.1 * NOISE):
-        answer(monkeypatch, expectation(noise=noise).signature)
+        answer(monkeypatch, expectation(noise=noise).signature, options=options)
         capture_expectation(options, tmp_path, progress)
     (path,) = tmp_path.iterdir()
     assert notes == [f"written: {path}", f"unchanged: {path}", f"replaced: {path}"]
+
+
+def test_an_equal_capture_keeps_the_approval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, expectation().signature, NOISE, NOISE)
+    path = capture_expectation(OPTIONS, tmp_path, SilentProgress())
+    before = path.read_bytes()
+    plain = CaptureOptions(model="micro:llama", run="cpu/bfloat16")
+    answer(monkeypatch, expectation().signature, NOISE, NOISE, options=plain)
+    capture_expectation(plain, tmp_path, SilentProgress())
+    assert path.read_bytes() == before
+
+
+def test_an_approved_expectation_is_only_replaced_for_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, expectation().signature, NOISE, NOISE)
+    path = capture_expectation(OPTIONS, tmp_path, SilentProgress())
+    before = path.read_bytes()
+    plain = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
+    answer(monkeypatch, expectation(noise=1.1 * NOISE).signature, options=plain)
+    with pytest.raises(UsageError) as raised:
+        capture_expectation(plain, tmp_path, SilentProgress())
+    assert str(raised.value).startswith(f"{path} was approved by Ada, and the new capture differs")
+    assert path.read_bytes() == before
 
 
 def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
@@ -258,3 +292,75 @@ def test_shipped_expectations_have_the_current_limits() -> None:
     for one in shipped:
         assert one.limits == LIMITS
         assert one.limits_origin == limits_origin(one.model, one.key.machine)
+
+
+def test_a_broken_file_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = write_expectation(expectation(), tmp_path / "a.json")
+    broken = tmp_path / "b.json"
+    broken.write_text("<<<<<<< HEAD\n{}\n")
+    here = AllSeen(
+        machine=MACHINE,
+        versions=VERSIONS,
+        seen=[Seen(file=str(good), observed=observed(distributions(off(NOISE))))],
+    )
+    monkeypatch.setattr(capture_and_verify, "call", lambda *_, **__: [here])
+    folder = RunFolder.create("expect verify", tmp_path / "run").path
+    verdict = verify_expectations([tmp_path], "acme/bfloat16", folder, SilentProgress())
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["a"].verdict is Outcome.PASS
+    assert verdict.levels[str(broken)].reason == (
+        f"{broken}, line 1: it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE),"
+        " then run assay expect verify"
+    )
+
+
+def test_a_side_of_a_diff_may_be_in_git_or_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_expectation(expectation(), tmp_path / "a.json")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    path.write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert read_side("HEAD:a.json").model == "micro:llama"
+    with pytest.raises(UsageError, match=r"^HEAD:b.json is no file, and not in git either: path "):
+        read_side("HEAD:b.json")
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    git_show = subprocess.Popen(f"git show HEAD:a.json > {pipe}", shell=True)  # noqa: S602
+    assert read_side(str(pipe)).model == "micro:llama"
+    assert git_show.wait() == 0
+
+
+def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> None:
+    first = expectation()
+    content = first.key.content
+    settings = content.settings.model_copy(update={"max_new_tokens": 3, "seed": 5})
+    key = first.key.model_copy(
+        update={"content": content.model_copy(update={"settings": settings})}
+    )
+    path = write_expectation(
+        first.model_copy(update={"key": key, "prompts": [[1, 2]]}), tmp_path / "e.json"
+    )
+    options = CaptureOptions(model="micro:llama", run="acme/bfloat16")
+    again = with_settings_of_earlier(options, {"seed": 6}, path)
+    assert (again.settings.max_new_tokens, again.settings.seed) == (3, 6)
+    assert again.prompts == [[1, 2]]
+    other = options.model_copy(update={"run": "cpu/bfloat16"})
+    assert with_settings_of_earlier(other, {}, path) == other
+
+
+def test_one_model_cannot_stand_for_several(tmp_path: Path) -> None:
+    other = expectation().model_copy(update={"model": "micro:bert"})
+    for number, one in enumerate((expectation(), other)):
+        write_expectation(one, tmp_path / f"{number}.json")
+    with pytest.raises(
+        UsageError, match=r"^--model is for one model, and the files are of micro:bert"
+    ):
+        verify_expectations(
+            [tmp_path], "cpu/bfloat16", tmp_path, SilentProgress(), model="micro:bert"
+        )

@@ -1,10 +1,12 @@
 """Changes between two captures, and their description."""
 
+import math
+
 import pytest
 
 from assay.verdicts import Outcome
-from assay_expectations.changes import change_as_markdown, find_change, judge_pair
-from assay_expectations.records import Expectation, Key
+from assay_expectations.changes import change_as_markdown, common_part, find_change, judge_pair
+from assay_expectations.records import Distributions, Expectation, Key
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
@@ -67,13 +69,85 @@ def test_captures_of_different_content_are_not_compared() -> None:
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
     assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
-    assert verdict.levels["signature"].reason == "different tokenizer"
+    assert verdict.levels["signature"].reason == "different content: different tokenizer"
 
 
-def test_captures_of_different_tokens_are_not_compared() -> None:
-    signature = EXPECTED.signature.model_copy(update={"tokens": [[[2, 3]]]})
-    change = find_change(EXPECTED, EXPECTED.model_copy(update={"signature": signature}))
-    assert change.content == ["different tokens of the yardsticks"]
+MOVED = distributions([-1.5, -2.5], [-1.5, -2.5])
+
+
+def with_yardstick(given: Distributions, **update: object) -> Expectation:
+    """The expectation of a model whose exact outputs changed, and whose run follows them."""
+    signature = EXPECTED.signature.model_copy(
+        update={"yardstick": given, "captured": given} | update
+    )
+    versions = EXPECTED.provenance.versions | {"transformers": "5.23.0"}
+    provenance = EXPECTED.provenance.model_copy(update={"versions": versions})
+    return EXPECTED.model_copy(update={"signature": signature, "provenance": provenance})
+
+
+def test_changed_exact_outputs_are_changed_code() -> None:
+    before = EXPECTED.model_copy(
+        update={"exact_layers": {"a": [2, 1, 1], "b (input)": [2, 4, 3], "b": [2, 1, 0]}}
+    )
+    # The input of b moves by 0.5 of 5: the caller of b changed.
+    now = with_yardstick(MOVED).model_copy(
+        update={"exact_layers": {"a": [2, 1, 1], "b (input)": [2, 4, 3.5], "b": [2, 2, 0]}}
+    )
+    verdict, _, change = judge_pair(before, now)
+    assert change.answer == (
+        "the model's code changed (transformers absent → 5.23.0): the exact outputs move by 0.5, first in"
+        " (model) by 0.1"
+    )
+    assert (change.kind, verdict.diagnosis) == ("break", "module-error")
+    assert verdict.location is not None
+    assert verdict.location.module == ""
+
+
+def test_changed_settings_are_named_before_code() -> None:
+    before = EXPECTED.model_copy(update={"config": {"config.json: rms_norm_eps": 1e-6}})
+    now = with_yardstick(MOVED).model_copy(update={"config": {"config.json: rms_norm_eps": 1e-5}})
+    answer = find_change(before, now).answer
+    assert answer == "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs move by 0.5"
+
+
+def test_changed_weights_are_compared_without_a_verdict() -> None:
+    weights = {"a.weight": CONTENT.weights["a.weight"].model_copy(update={"hash": "h2"})}
+    key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"weights": weights}))
+    verdict, _, change = judge_pair(EXPECTED, with_yardstick(MOVED).model_copy(update={"key": key}))
+    assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
+    assert change.summary == (
+        "different content: weights with different values (1 of 1): a.weight; the exact outputs move by"
+        " 0.5; the outputs move: logits-error is 0.5 = 50x the older noise (limit 2x)"
+    )
+
+
+def test_texts_are_compared_up_to_their_first_different_token() -> None:
+    now = with_yardstick(MOVED, tokens=[[[1, 0]]])
+    change = find_change(EXPECTED, now)
+    assert change.kind == "break"
+    assert change.coverage == ", over 1 of 2 tokens: later ones follow other texts"
+    assert {token.position for token in change.moved} == {0}
+
+
+def test_ids_that_only_one_capture_kept_join_the_rest() -> None:
+    # Kept ids 0 and 1 with log-probabilities -1 and -3, the rest -2; now 0 and 2.
+    part = common_part(
+        EXPECTED.signature,
+        EXPECTED.signature.model_copy(update={"top_ids": [[[[0, 2], [0, 2]]]]}),
+    )
+    assert part is not None
+    assert part.expected.top_ids == [[[[0], [0]]]]
+    rest = math.log(math.exp(-2) + math.exp(-3))
+    ((row,),) = part.expected.yardstick.log_probabilities
+    assert row == [pytest.approx([-1, rest])] * 2
+    other = EXPECTED.signature.model_copy(update={"top_ids": [[[[2, 3], [0, 1]]]]})
+    assert common_part(EXPECTED.signature, other) is None
+
+
+def test_equal_digits_are_not_printed_for_different_values() -> None:
+    now = captured(NOISE, 1.00001 * NOISE)
+    text = change_as_markdown(EXPECTED, now, find_change(EXPECTED, now))
+    assert "| -3.01 | -3.0100001 |" in text
 
 
 def test_pull_request_shows_the_change_and_its_environment() -> None:
@@ -92,7 +166,7 @@ def test_pull_request_shows_the_change_and_its_environment() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-Over a limit: logits-error is 0.0361 = 3.61x the older noise (limit 2x).
+A library rounds differently (torch 2.13.0 → 2.14.0): the exact outputs are the same; over a limit: logits-error is 0.0361 = 3.61x the older noise (limit 2x).
 
 | statistic | error | ratio to the older noise | limit |
 |---|---|---|---|
@@ -112,13 +186,13 @@ To find the operation: `assay check generate micro:llama --reference cpu/float32
 
 Other changes since the older capture:
 
-- torch is 2.14.0, expected 2.13.0
-- cpu is C2, expected absent
-- variable OMP_NUM_THREADS is 4, expected absent
+- torch 2.13.0 → 2.14.0
+- cpu absent → C2
+- variable OMP_NUM_THREADS absent → 4
 
 Provenance:
 
-- before: unknown date, 1 captures, approved by nobody
-- now: 2026-02-01, 1 captures, approved by Ada: new driver
+- before: unknown date, 1 capture, approved by nobody
+- now: 2026-02-01, 1 capture, approved by Ada: new driver
 """
     )

@@ -19,7 +19,6 @@ from assay_expectations.judging import (
     describe_likeness,
     is_within_limits,
     judge_numbers,
-    judge_seen,
     limits_origin,
     relative_errors,
     values_of,
@@ -33,6 +32,7 @@ from assay_expectations.records import (
     Observed,
     Seen,
 )
+from assay_expectations.verdict import judge_seen
 from packages.expectations.tests.unit.sample_expectations import (
     MACHINE,
     NOISE,
@@ -235,9 +235,9 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
     assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
     (note,) = verdict.notes
     assert note == (
-        "to find the module: assay check generate micro:llama --reference cpu/float32"
-        " --candidate acme/bfloat16; if that passes, both sides share the fault, in the"
-        " model's code or in assay's, and `git bisect` with this command finds the commit"
+        "a: to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
+        " acme/bfloat16; if the change is meant: assay expect capture micro:llama --run acme/bfloat16"
+        " --output a.json --reason TEXT"
     )
 
 
@@ -245,7 +245,7 @@ def test_the_next_command_keeps_the_setup() -> None:
     wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
     answer = here(Seen(file="a.json", observed=wrong)).model_copy(update={"setup": "k.py:install"})
     (note,) = judge_seen(RUN, [EXPECTATION], answer)[0].notes
-    assert " --candidate acme/bfloat16 --candidate-setup k.py:install; if that passes" in note
+    assert note.endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
 
 
 def test_nan_is_a_failure_with_its_diagnosis() -> None:
@@ -280,8 +280,7 @@ def test_changed_software_is_compared_and_listed() -> None:
     assert verdict.verdict is Outcome.PASS
     (note,) = verdict.notes
     assert note == (
-        "a: changed since its capture: driver is absent, expected 7, runtime is 1, expected absent,"
-        " torch is 2.14.0, expected 2.13.0"
+        "a: changed since its capture: driver 7 → absent, runtime absent → 1, torch 2.13.0 → 2.14.0"
     )
 
 
@@ -289,14 +288,15 @@ def test_changed_software_does_not_excuse_a_failure() -> None:
     now = VERSIONS | {"torch": "2.14.0"}
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(10 * NOISE), versions=now))
     assert verdict.verdict is Outcome.FAIL
-    assert verdict.notes[0] == "a: changed since its capture: torch is 2.14.0, expected 2.13.0"
+    assert verdict.notes[0] == "a: changed since its capture: torch 2.13.0 → 2.14.0"
 
 
 def test_expectations_of_other_machines_are_not_a_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a belongs to another machine: architecture is a1, expected a2"
+        "a belongs to another machine: architecture is a1, expected a2; to capture one: assay expect"
+        " capture micro:llama --run acme/bfloat16 --output ."
     )
     assert verdict.unmatched.expected == []
     assert rows == []
@@ -307,7 +307,8 @@ def test_result_for_another_machine_is_shown_without_a_verdict() -> None:
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
         "a belongs to another machine: architecture is a1, expected a2; it is not judged here, where"
-        " logits-error is 0.01 = 1x its noise (limit 2x)"
+        " logits-error is 0.01 = 1x its noise (limit 2x); to capture one: assay expect capture micro:llama"
+        " --run acme/bfloat16 --output ."
     )
     assert (verdict.compared, rows) == (0, [])
 
@@ -322,7 +323,7 @@ def test_expectations_of_other_machines_do_not_change_the_verdict() -> None:
 def test_many_expectations_of_other_machines_are_one_note() -> None:
     others = [Seen(file=f"{name}.json") for name in "bcde"]
     verdict, _ = judge_seen(RUN, [EXPECTATION, *[elsewhere()] * 4], here(seen(), *others))
-    assert verdict.notes == ["4 expectations belong to other machines: b, c, d, e"]
+    assert verdict.notes == ["4 expectations belong to other machines or dtypes: b, c, d, e"]
 
 
 def test_files_with_equal_names_are_distinguished() -> None:

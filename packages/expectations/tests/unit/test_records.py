@@ -12,6 +12,7 @@ from assay_expectations.records import (
     Weight,
     content_differences,
     machine_differences,
+    place_of,
     read_expectation,
     value_differences,
     write_expectation,
@@ -108,6 +109,44 @@ def test_each_weight_has_its_own_line(tmp_path: Path) -> None:
     assert '"layers.7.weight": {"dtype": "BF16", "shape": [2, 3], "hash": "h"}' in lines
 
 
+def test_older_files_keep_their_hash(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    record = json.loads(path.read_text())
+    newer = ("layers", "exact_layers", "config", "prompts")
+    assert not any(name in record for name in newer)
+    assert not {"prompt_length", "chat"} & record["key"]["content"]["settings"].keys()
+    whole = expectation().model_copy(update={"config": {"config.json: a": 1}})
+    assert "config" in json.loads(write_expectation(whole, path).read_text())
+
+
+def test_padding_is_no_part_of_prompts_that_both_files_know_without_it() -> None:
+    one = CONTENT.model_copy(update={"unpadded_hash": "u"})
+    other = one.model_copy(update={"prompts_hash": "p2"})
+    assert content_differences(one, other) == []
+    assert content_differences(CONTENT, other) == ["different prompts"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/home/ada/models/tiny", "tiny"),
+        ("../models/tiny", "models-tiny"),
+        ("org/tiny", "org-tiny"),
+    ],
+)
+def test_file_is_named_after_the_model_not_its_machine(model: str, name: str) -> None:
+    made = expectation().model_copy(update={"model": model})
+    assert made.name == f"acme-a1-bfloat16-{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("a.b", "a.b"), ("a.b (input)", "a"), ("c.d.e (input)", ""), ("a (input)", "")],
+)
+def test_an_input_is_made_by_the_nearest_caller(name: str, place: str) -> None:
+    assert place_of(name, {"", "a", "a.b", "c.d.e"}) == place
+
+
 def edited(path: Path, edit: dict[str, Any]) -> Path:
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | edit))
@@ -123,7 +162,11 @@ def problem_of(path: Path) -> str:
 def test_manually_changed_limit_is_detected(tmp_path: Path) -> None:
     path = write_expectation(expectation(), tmp_path / "x.json")
     limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
-    assert problem_of(edited(path, {"limits": limits})) == "its hash does not match its content"
+    assert problem_of(edited(path, {"limits": limits})) == (
+        "its hash does not match its content, which was edited or merged: git checkout restores the file, or"
+        f" capture it again: assay expect capture micro:llama --run acme/bfloat16 --output {path}"
+        " --reason TEXT"
+    )
 
 
 def test_hash_excludes_provenance(tmp_path: Path) -> None:
@@ -140,7 +183,11 @@ def test_hash_excludes_provenance(tmp_path: Path) -> None:
         (b"{", "not JSON: "),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
         (b"[]", "not a JSON object"),
-        (b'{"schema": 1}', "its schema is 1, but this assay reads schema 2: capture it again"),
+        (
+            b'{"schema": 1, "model": "a/b", "provenance": {"run": "cpu/float32"}}',
+            "its schema is 1, but this assay reads schema 2: capture it again: assay expect capture a/b --run",
+        ),
+        (b"version https://git-lfs.github.com/spec/v1\noid x", "it is a pointer of Git LFS"),
         (b'{"schema": 2}', "model: Field required"),
     ],
 )

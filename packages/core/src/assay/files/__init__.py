@@ -14,6 +14,7 @@ from assay.files.reading import (
     read_json_lines,
     read_json_object,
     read_lines,
+    read_pipe,
     read_record,
     read_record_lines,
     read_text,
@@ -42,7 +43,7 @@ from assay.files.writing import (
 __all__ = [
     "DIGEST", "DiskError", "UnreadableFileError", "Url", "check_seal", "content_digest",
     "create_temporary", "file_digest", "open_file", "parse_json", "parse_location", "parse_record",
-    "read_bytes", "read_json", "read_json_lines", "read_json_object", "read_lines", "read_record",
+    "read_bytes", "read_json", "read_json_lines", "read_json_object", "read_lines", "read_pipe", "read_record",
     "read_record_lines", "read_sealed", "read_sealed_json", "read_text", "read_toml",
     "read_toml_record", "refuse_link", "require_numbers", "seal", "validate_record", "write_sealed",
     "write_whole",

@@ -102,6 +102,21 @@ def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     return data
 
 
+def read_pipe(path: Path) -> str:
+    """Read UTF-8 from a pipe that the user named, as of <(COMMAND), until its end.
+
+    Raises: UnreadableFileError if there is more than a file may hold.
+    """
+    try:
+        with path.open("rb") as pipe:
+            data = pipe.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise UnreadableFileError.of(path, error) from None
+    if len(data) > MAX_TEXT_BYTES:
+        raise UnreadableFileError.of(path, f"it holds more than {MAX_TEXT_BYTES >> 20} MiB")
+    return _decoded(path, data)
+
+
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Read a whole file of UTF-8."""
     return _decoded(path, read_bytes(path, max_bytes))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
+from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.estimates import allowed_memory
 from assay.generate.capture import load_yardstick
 from assay.generate.generation_loop import count_tokens
@@ -24,11 +25,6 @@ from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.replay.modules import Replayer
 from assay.runs import Progress
-
-# Relative errors that one code may have in two environments, by the dtype of the recorded values.
-# Not one value differed between torch 2.11.0, 2.13.0 and 2.14.1 on one CPU (goldens of llama and gemma2 in both dtypes,
-# of mistral in bfloat16). Other processors sum in another order.
-_ROUNDING = {"float32": 1e-5, "float64": 1e-9}
 
 
 class CodeChange(NamedTuple):
@@ -80,7 +76,7 @@ def measure_drift(check: GenerateCheck, progress: Progress) -> Drift:
     with progress.task("replays the golden in this environment", num_tokens, "tokens"):
         results = replay(Side(loaded, device), works, section.tensors("tokens"), replayer)
     stored = str(section.boundary.stored or "float64").removeprefix("torch.")
-    return Drift(find_changes(results, _ROUNDING[stored]))
+    return Drift(find_changes(results, ENVIRONMENT_ROUNDING[stored]))
 
 
 def find_changes(results: ReplayResults, rounding: float) -> list[CodeChange]:

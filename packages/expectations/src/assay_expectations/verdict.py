@@ -1,0 +1,332 @@
+"""The verdict over the expectations of a machine. Imports no torch."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from assay.errors import name_some
+from assay.judge.coverage import (
+    CoverageParts,
+    describe_coverage,
+    judge_coverage,
+    list_gaps,
+    notes_on_coverage,
+)
+from assay.judge.levels import (
+    Cause,
+    DecidingNumbers,
+    LevelResult,
+    conclude,
+    deciding_numbers,
+    failed,
+    find_worst,
+    level_of,
+    not_compared,
+    notes_of,
+    rows_of,
+)
+from assay.judge.wording import describe_error, format_against
+from assay.verdicts import Coverage, Diagnosis, Location, Measurement, Outcome, Unmatched, Verdict
+from assay_expectations.explaining import Explained, describe_environment, explain
+from assay_expectations.judging import (
+    Judged,
+    describe_likeness,
+    describe_worst,
+    is_within_limits,
+    judge_by,
+    tokens_of,
+)
+from assay_expectations.records import (
+    AllSeen,
+    Expectation,
+    Machine,
+    Observed,
+    Seen,
+    machine_differences,
+    recapture_command,
+)
+
+SHIPPED = Path(str(files("assay_expectations") / "shipped"))
+
+# Where captures go that cannot replace the shipped files.
+_OWN_FOLDER = "expectations"
+# Level name if nothing was captured on this machine.
+_NO_EXPECTATION = "expectations"
+# More notes of one kind would hide others.
+_MAX_NOTES = 3
+
+
+@dataclass
+class _Notes:
+    """The notes of a verdict, with names of expectations that share one."""
+
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    next_steps: list[str] = field(default_factory=list)
+
+    def share(self, name: str, note: str) -> None:
+        self.shared.setdefault(note, []).append(name)
+
+    def lines(self) -> list[str]:
+        """Return each shared note once, then the next steps."""
+        more = len(self.next_steps) - _MAX_NOTES
+        rest = [f"{more} more files have their next step in verdict.json"] if more > 0 else []
+        return [
+            *(f"{name_some(names)}: {note}" for note, names in self.shared.items()),
+            *self.next_steps[:_MAX_NOTES],
+            *rest,
+        ]
+
+
+def judge_seen(
+    run: str,
+    expectations: Sequence[Expectation],
+    here: AllSeen,
+    allow_unused: Sequence[str] = (),
+    broken: Mapping[str, str] | None = None,
+) -> tuple[Verdict, list[Measurement]]:
+    """Return the verdict over the observations of all expectations, and its measurements.
+
+    Expectations of other machines are excluded.
+    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
+    broken: the problem of each file that cannot be read.
+    """
+    results: dict[str, LevelResult] = {}
+    elsewhere: dict[str, str] = {}
+    coverages: list[Coverage] = []
+    notes = _Notes()
+    for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
+        if expectation.key.machine != here.machine:
+            elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
+            continue
+        if changed := describe_environment(expectation, here):
+            notes.share(name, f"changed since its capture: {changed}")
+        results[name] = _judge_one(name, expectation, seen, here, run)
+        level = results[name].level
+        if unexplained := [one for one in seen.config if one not in (level.reason or "")]:
+            notes.share(name, f"changed since its capture: {'; '.join(unexplained)}")
+        if level.verdict is Outcome.FAIL and (step := (level.model_extra or {}).get("next")):
+            notes.next_steps.append(f"{name}: {step}")
+        if seen.usage is not None and seen.observed is not None and not seen.stale:
+            parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
+            coverages.append(judge_coverage(parts))
+            _require_coverage(name, results[name], coverages[-1])
+    results |= {file: not_compared(problem) for file, problem in (broken or {}).items()}
+    others = _condense(elsewhere)
+    if not results:
+        results[_NO_EXPECTATION] = not_compared(
+            "; ".join([*elsewhere.values(), *_advise(expectations, here, run)])
+        )
+        others = []
+    return combine(
+        results,
+        [*notes.lines(), *others],
+        model={"name": ", ".join(sorted({expectation.model for expectation in expectations}))},
+        reference={"run": "the captures"},
+        candidate={"run": run},
+        coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
+        headline=_headline(results),
+    )
+
+
+def _headline(results: Mapping[str, LevelResult]) -> str | None:
+    """Name what failed, so that no number of another file stands for it; None for a PASS."""
+    for outcome, words in (
+        (Outcome.FAIL, "differ from their captures"),
+        (Outcome.NOT_COMPARED, "were not compared"),
+    ):
+        names = [name for name, one in results.items() if one.level.verdict is outcome]
+        if len(names) == 1:
+            if names[0] == _NO_EXPECTATION:
+                return "nothing was captured for this device and dtype"
+            summary = (results[names[0]].level.model_extra or {}).get("summary")
+            one = "differs from its capture" if outcome is Outcome.FAIL else "was not compared"
+            return f"{names[0]} {summary or one}"
+        if names:
+            return f"{len(names)} of {len(results)} expectations {words}: {name_some(names)}"
+    return None
+
+
+def combine(
+    results: Mapping[str, LevelResult],
+    notes: Sequence[str],
+    cause: Cause | None = None,
+    **fields: Any,  # noqa: ANN401 - more fields of the verdict
+) -> tuple[Verdict, list[Measurement]]:
+    """Make the verdict over all levels, with `fields`, and its measurements.
+
+    cause: default: that of the first failed level.
+    """
+    wrong = [one for one in results.values() if one.level.verdict is Outcome.FAIL]
+    judged = [ratio for one in wrong or results.values() for ratio in one.judged]
+    numbers: DecidingNumbers = {}
+    found = cause or next((one.cause for one in wrong if isinstance(one.cause, Cause)), Cause(None))
+    if judged:
+        worst = find_worst(judged)
+        numbers = deciding_numbers(worst, worst.resolution)
+        if not math.isfinite(worst.value):
+            found = Cause("non-finite", found.location)
+    unmatched = [
+        name for name, one in results.items() if not one.level.compared and name != _NO_EXPECTATION
+    ]
+    verdict = conclude(
+        results,
+        found,
+        notes=[*notes_of(results), *notes],
+        unmatched=Unmatched(expected=unmatched),
+        **numbers,
+        **fields,
+    )
+    return verdict, rows_of(results)
+
+
+def _judge_one(
+    name: str, expectation: Expectation, seen: Seen, here: AllSeen, run: str
+) -> LevelResult:
+    facts: dict[str, Any] = {"expectation": expectation.hash}
+    output, advice = _output_of(seen.file, expectation, run)
+    if seen.missing is not None:
+        problem = f"{seen.missing}; to use another folder: --model MODEL"
+        return not_compared(problem)
+    if seen.stale:
+        return _judge_stale(
+            name, expectation, seen, facts | {"next": f"if the change is meant: {advice}"}
+        )
+    if seen.observed is None:
+        return failed(0, seen.problem or "no outputs", **facts)
+    judged = judge_by(expectation, seen.observed.distributions)
+    facts["limits_origin"] = expectation.limits_origin
+    facts["since_capture"] = [describe_environment(expectation, here), *seen.config]
+    if is_within_limits(judged):
+        return level_of_signature(name, expectation, judged, None, facts)
+    explained = explain(expectation, seen, here, run, output)
+    if output == _OWN_FOLDER:
+        explained = Explained(
+            **(asdict(explained) | {"next_step": f"{explained.next_step} ({_SHIPPED_STAYS})"})
+        )
+    reason = _describe_failure(judged, expectation, seen.observed)
+    facts |= {"drift": asdict(explained), "next": explained.next_step}
+    if explained.sentence:
+        reason = f"{explained.sentence}; {reason}"
+    result = level_of_signature(name, expectation, judged, reason, facts)
+    location = (
+        None if explained.module is None else Location(phase="forward", module=explained.module)
+    )
+    diagnosis: Diagnosis | None = "module-error" if location else None
+    result.cause = Cause(diagnosis, location)
+    return result
+
+
+_SHIPPED_STAYS = f"the shipped file belongs to assay: your own goes to {_OWN_FOLDER}/"
+
+
+def _output_of(file: str, expectation: Expectation, run: str) -> tuple[str, str]:
+    """Return where a recapture goes, and its command. A shipped file is never replaced."""
+    is_shipped = Path(file).resolve().parent == SHIPPED.resolve()
+    output = _OWN_FOLDER if is_shipped else file
+    command = recapture_command(expectation.model, run, output)
+    return output, f"{command} ({_SHIPPED_STAYS})" if is_shipped else command
+
+
+def _judge_stale(
+    name: str, expectation: Expectation, seen: Seen, facts: dict[str, Any]
+) -> LevelResult:
+    """Fail an expectation of other content, with the size of the outputs' change if the model ran."""
+    reason = f"stale, different content: {'; '.join([*seen.stale, *seen.config])}"
+    facts |= {"stale": True, "summary": "is stale: its model or its inputs changed"}
+    if seen.observed is None:
+        result = failed(0, reason, "stale", **facts)
+    else:
+        judged = judge_by(expectation, seen.observed.distributions)
+        size = "the outputs are within the limits"
+        if not is_within_limits(judged):
+            size = _describe_failure(judged, expectation, seen.observed)
+        result = level_of_signature(name, expectation, judged, f"{reason}; {size}", facts)
+        result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
+    result.cause = Cause("stale")
+    return result
+
+
+def level_of_signature(
+    name: str,
+    expectation: Expectation,
+    judged: Judged,
+    reason: str | None,
+    facts: Mapping[str, Any],
+    notes: Iterable[str] = (),
+) -> LevelResult:
+    """Make the result of the level `name`, with `facts` in the verdict."""
+    ratios = tuple(judged.values())
+    num_tokens = len(tokens_of(expectation.signature.spreads))
+    level = level_of(num_tokens, int(not is_within_limits(judged)), {"reason": reason, **facts})
+    rows = [one.measurement(name, "output.logits") for one in ratios]
+    return LevelResult(level, rows, list(notes), ratios)
+
+
+def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:
+    worst = find_worst(judged.values())
+    ratio, limit = format_against(worst.value, worst.limit)
+    reason = (
+        f"{describe_error(worst.statistic, worst.actual)} is {ratio}x the error of the captured run"
+        f" (limit {limit}x)"
+    )
+    dtype = expectation.key.machine.dtype
+    likeness = describe_likeness(expectation.signature, observed, dtype, judged)
+    return f"{likeness}; {reason}" if likeness else reason
+
+
+def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> None:
+    """Change a PASS to NOT_COMPARED if part of the model did not contribute."""
+    update: dict[str, object] = {"coverage": describe_coverage(coverage)}
+    if coverage.forbidden_gaps and result.level.verdict is Outcome.PASS:
+        reason = f"{'; '.join(list_gaps(coverage))}; --allow-unused GLOB passes without them"
+        update |= {"verdict": Outcome.NOT_COMPARED, "reason": reason}
+    result.level = result.level.model_copy(update=update)
+    result.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
+
+
+def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
+    """Describe an expectation of another machine or dtype, with its result here if it was observed."""
+    there = expectation.key.machine
+    differing = ", ".join(machine_differences(there, here.machine))
+    kind = "machine" if _without_dtype(there) != _without_dtype(here.machine) else "dtype"
+    description = f"{name} belongs to another {kind}: {differing}"
+    if seen.observed is None:
+        return description
+    result = describe_worst(judge_by(expectation, seen.observed.distributions), "its noise")
+    return f"{description}; it is not judged here, where {result}"
+
+
+def _without_dtype(machine: Machine) -> tuple[str, str]:
+    return machine.vendor, machine.architecture
+
+
+def _advise(expectations: Sequence[Expectation], here: AllSeen, run: str) -> list[str]:
+    """Return the command that captures the first model on this machine."""
+    for seen, expectation in zip(here.seen, expectations, strict=True):
+        folder = (
+            _OWN_FOLDER
+            if Path(seen.file).resolve().parent == SHIPPED.resolve()
+            else str(Path(seen.file).parent)
+        )
+        command = recapture_command(expectation.model, run, folder)
+        return [f"to capture one: {command.removesuffix(' --reason TEXT')}"]
+    return []
+
+
+def _condense(elsewhere: Mapping[str, str]) -> list[str]:
+    """Return the descriptions, or a single note if there are many."""
+    if len(elsewhere) <= _MAX_NOTES:
+        return list(elsewhere.values())
+    return [
+        f"{len(elsewhere)} expectations belong to other machines or dtypes: {', '.join(elsewhere)}"
+    ]
+
+
+def _names(seen: Sequence[Seen]) -> list[str]:
+    """Return the file names, or whole paths if two names are equal."""
+    stems = [Path(one.file).stem for one in seen]
+    unique = len(set(stems)) == len(stems)
+    return stems if unique else [one.file for one in seen]

@@ -1,0 +1,200 @@
+"""Answers for a run over a limit: files, code, rounding, the run itself."""
+
+import pytest
+
+from assay.verdicts import Outcome
+from assay_expectations.explaining import Answer, explain, first_changed
+from assay_expectations.records import (
+    AllSeen,
+    Distributions,
+    Expectation,
+    Provenance,
+    Reference,
+    Seen,
+)
+from assay_expectations.verdict import SHIPPED, judge_seen
+from packages.expectations.tests.unit.sample_expectations import (
+    MACHINE,
+    NOISE,
+    VERSIONS,
+    YARDSTICK,
+    distributions,
+    expectation,
+    observed,
+    off,
+)
+
+RUN = "acme/bfloat16"
+EXACT = distributions(YARDSTICK)
+MOVED = distributions([-1.5, -2.5])
+WRONG = distributions(off(10 * NOISE))
+NEWER = VERSIONS | {"torch": "2.14.0"}
+
+EXPECTATION = expectation().model_copy(
+    update={
+        "exact_layers": {"a": [2, 1, 1], "a.b (input)": [2, 3, 4], "a.b": [2, 0, 1]},
+        "layers": {"a": 0.1, "a.b (input)": 0.1, "a.b": 0.1},
+    }
+)
+
+
+def reference(yardstick: Distributions, on_host: Distributions | None) -> Reference:
+    return Reference(
+        yardstick=yardstick,
+        yardstick_dtype="float64",
+        exact_layers={"a": [3, 9, 9], "a.b (input)": [2, 3, 4.5], "a.b": [2, 0, 2]},
+        layers={"a": 0.1, "a.b (input)": 0.1, "a.b": 0.3},
+        on_host=on_host,
+    )
+
+
+def answered(
+    run: Distributions,
+    of: Reference,
+    versions: dict[str, str] = NEWER,
+    setup: str | None = None,
+    config: tuple[str, ...] = (),
+) -> tuple[Answer, str, str, str | None]:
+    seen = Seen(file="e.json", observed=observed(run), reference=of, config=list(config))
+    here = AllSeen(machine=MACHINE, versions=versions, seen=[seen], setup=setup)
+    found = explain(EXPECTATION, seen, here, RUN, "e.json")
+    return found.answer, found.sentence, found.next_step, found.module
+
+
+RECAPTURE = "assay expect capture micro:llama --run acme/bfloat16 --output e.json --reason TEXT"
+CHECK = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
+
+
+def test_other_exact_outputs_are_changed_code() -> None:
+    host = distributions([-1.5 + NOISE, -2.5 - NOISE])
+    answer, sentence, advice, module = answered(host, reference(MOVED, host))
+    # The input of a.b moves by 0.5 of 5; the result of a has other rows.
+    assert (answer, module) == ("code", "a")
+    assert sentence == (
+        "the model's code changed (torch 2.13.0 → 2.14.0): the exact outputs (float64) move by 0.5, first in"
+        " a by 0.1; the run agrees with a reference of this environment"
+    )
+    assert advice == (
+        f"if the change is meant: {RECAPTURE}; to find the operation: assay capture micro:llama --run"
+        " cpu/float32 --noise-for bfloat16 --output OLD.golden in the old environment, then here assay check"
+        " generate micro:llama --golden OLD.golden --candidate acme/bfloat16"
+    )
+
+
+def test_changed_settings_explain_other_exact_outputs() -> None:
+    change = "config.json: rms_norm_eps 1e-06 → 1e-05"
+    answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), config=(change,))
+    assert answer == "files"
+    assert sentence.startswith(f"{change}: the exact outputs (float64) move by 0.5")
+    assert advice == f"if the change is meant: {RECAPTURE}"
+
+
+def test_fault_beside_changed_code_is_looked_for_here() -> None:
+    host = distributions([-1.5 + NOISE, -2.5 - NOISE])
+    answer, sentence, advice, _ = answered(WRONG, reference(MOVED, host))
+    assert answer == "code"
+    assert sentence.endswith("; besides, the run fails against a reference of this environment")
+    assert advice == f"to find the operation: {CHECK}"
+
+
+def test_same_exact_outputs_and_agreement_with_the_host_are_rounding() -> None:
+    answer, sentence, advice, module = answered(WRONG, reference(EXACT, WRONG))
+    assert (answer, module) == ("rounding", "a.b")
+    assert sentence == (
+        "a library rounds differently (torch 2.13.0 → 2.14.0), first in a.b: the exact outputs are those of"
+        " the capture, and the run agrees with a reference of this environment"
+    )
+    assert advice == f"nothing to look for; recapture: {RECAPTURE}"
+
+
+def test_host_that_judges_itself_is_sent_to_the_old_environment() -> None:
+    answer, _, advice, _ = answered(WRONG, reference(EXACT, None))
+    assert answer == "rounding"
+    assert advice.startswith(
+        f"if this accuracy is enough: {RECAPTURE}; to find the operation, in the old"
+    )
+    assert f"{CHECK} --candidate-python " in advice
+
+
+def test_run_that_disagrees_with_the_host_is_wrong_itself() -> None:
+    host = distributions(off(NOISE))
+    answer, sentence, advice, _ = answered(WRONG, reference(EXACT, host), setup="k.py:install")
+    assert answer == "run"
+    assert sentence.startswith("the run itself is wrong, first in a.b: the exact outputs are those")
+    assert advice == f"to find the operation: {CHECK} --candidate-setup k.py:install"
+
+
+def test_rounding_needs_another_version() -> None:
+    answer, sentence, _, _ = answered(WRONG, reference(EXACT, None), versions=VERSIONS)
+    assert answer == "none"
+    assert sentence.endswith("the exact outputs are those of the capture, and no version differs")
+
+
+@pytest.mark.parametrize(("change", "expected"), [(1e-10, None), (1e-8, "a"), (float("nan"), "a")])
+def test_exact_values_may_differ_by_the_order_of_sums(change: float, expected: str | None) -> None:
+    found = first_changed({"a": [1, 1, 0]}, {"a": [1, 1 + change, 0]}, 1e-9)
+    assert found[0] == expected
+
+
+def failing(file: str, expected: Expectation = EXPECTATION) -> tuple[list[str], str | None]:
+    seen = Seen(file=file, observed=observed(WRONG), reference=reference(EXACT, WRONG))
+    healthy = Seen(file="h.json", observed=observed(distributions(off(NOISE))))
+    here = AllSeen(machine=MACHINE, versions=NEWER, seen=[healthy, seen])
+    verdict, _ = judge_seen(RUN, [expected, expected], here)
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.noise_ratio == pytest.approx(10)
+    assert verdict.location is not None
+    assert (verdict.diagnosis, verdict.location.module) == ("module-error", "a.b")
+    return verdict.notes, verdict.headline
+
+
+def test_verdict_names_the_failed_file_and_its_place() -> None:
+    notes, headline = failing("e.json")
+    assert headline == "e differs from its capture"
+    assert notes == [
+        "h, e: changed since its capture: torch 2.13.0 → 2.14.0",
+        f"e: nothing to look for; recapture: {RECAPTURE}",
+    ]
+
+
+def test_shipped_file_is_not_to_be_replaced() -> None:
+    notes, _ = failing(str(SHIPPED / "e.json"))
+    assert "--output expectations --reason TEXT (the shipped file belongs to assay" in notes[-1]
+    assert str(SHIPPED) not in notes[-1]
+
+
+def test_absent_model_is_no_failure() -> None:
+    absent = Seen(file="e.json", missing="there is no folder m")
+    healthy = Seen(file="h.json", observed=observed(distributions(off(NOISE))))
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[healthy, absent])
+    verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.headline == "e was not compared"
+    assert (
+        verdict.levels["e"].reason == "there is no folder m; to use another folder: --model MODEL"
+    )
+
+
+def test_settings_that_change_no_output_are_noted() -> None:
+    change = "generation_config.json: temperature absent → 0.7"
+    seen = Seen(file="e.json", observed=observed(distributions(off(NOISE))), config=[change])
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here)
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.notes == [f"e: changed since its capture: {change}"]
+
+
+def test_stale_weights_state_the_size_of_the_change() -> None:
+    weights = "weights with different values (1 of 1): a.weight"
+    seen = Seen(file="e.json", observed=observed(WRONG), stale=[weights])
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here)
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "stale")
+    reason = str(verdict.levels["e"].reason)
+    assert reason.startswith(f"stale, different content: {weights}; ")
+    assert reason.endswith(" is 10.0x the error of the captured run (limit 2.0x)")
+
+
+def test_provenance_of_older_files_has_a_float64_yardstick() -> None:
+    record = expectation().provenance.model_dump(exclude={"yardstick_dtype"})
+    assert Provenance.model_validate(record).yardstick_dtype == "float64"
