@@ -1,12 +1,14 @@
 """`assay check load`: compare a loaded model with the files of its folder. Imports no torch."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from assay.devices.detection import require_run
-from assay.devices.run_string import parse_run
+from assay.devices.run_string import Run, parse_run
+from assay.files import read_json_object
 from assay.judge.levels import conclude
 from assay.judge.loaded import judge_load
 from assay.launch import RemoteFunction, call
@@ -16,7 +18,12 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Record, Verdict
 
+if TYPE_CHECKING:
+    from assay.models import LoadedModel
+    from assay.reproduce.wrong_values import WrongValue
+
 _FILES = "its files"
+_WHEN = "after loading"
 
 
 class LoadRequest(Record):
@@ -38,6 +45,8 @@ class LoadAnswer(Record):
 
 
 _WORK: RemoteFunction[LoadRequest, LoadAnswer] = RemoteFunction("assay.load:load_and_compare")
+
+_FIND: "RemoteFunction[LoadRequest, list[WrongValue]]" = RemoteFunction("assay.load:compare_loaded")
 
 
 def check_load(
@@ -66,17 +75,11 @@ def check_load(
 def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     """Load the requested model, and compare it with its files."""
     from assay.devices.registry import describe_run, open_run
-    from assay.models import load_model
     from assay.models.inspect.inspection import inspect_load
-    from assay.models.load import stored_dtype
 
-    run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
-    device = open_run(run)
     progress.number_phases(2)
-    with progress.step(f"loads {asked.model} on {run}"):
-        loaded = load_model(
-            asked.model, dtype=run.dtype, device=device.torch_device, remote_code=asked.remote_code
-        )
+    loaded, run = _load(asked, progress)
+    device = open_run(run)
     with progress.step("compares it with its files"):
         report = inspect_load(loaded, asked.remote_code).report
     return LoadAnswer(
@@ -92,3 +95,67 @@ def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
         run=describe_run(device, run),
         notes=list(loaded.notes),
     )
+
+
+def _load(asked: LoadRequest, progress: Progress) -> "tuple[LoadedModel, Run]":
+    from assay.devices.registry import open_run
+    from assay.models import load_model
+    from assay.models.load import stored_dtype
+
+    run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
+    device = open_run(run).torch_device
+    with progress.step(f"loads {asked.model} on {run}"):
+        code = asked.remote_code
+        return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code), run
+
+
+def find_wrong_values(request: LoadRequest, folder: Path, progress: Progress) -> "list[WrongValue]":
+    """Load a model in another process, and return the values that are not its files'."""
+    (found,) = call(_FIND, request, folder=folder, name="load", progress=progress)
+    return found
+
+
+def compare_loaded(asked: LoadRequest, progress: Progress) -> "list[WrongValue]":
+    """Load the requested model, and return the values that are not its files'."""
+    from assay.models.inspect.inspection import build_again, inspect_load
+    from assay.models.inspect.weights import all_tensors
+    from assay.models.sources import local_folder
+    from assay.reproduce.wrong_values import compare_values, compare_weights
+
+    loaded, _ = _load(asked, progress)
+    inspection = inspect_load(loaded, asked.remote_code)
+    report, made = inspection.report, {}
+    if any(one.problem == "not-built" for one in report.weights):
+        built = dict(all_tensors(build_again(loaded, asked.remote_code)))
+        made = {one.name: built[one.name] for one in report.weights if one.name in built}
+    wrong = {one.name for one in report.weights if one.problem != "differs" or one.beyond_rounding}
+    with local_folder(loaded.source, asked.remote_code) as folder:
+        weights = compare_weights(loaded.model, inspection.sources, made, folder, _WHEN)
+        found = [one for one in weights if one.name in wrong]
+        for name, (stored, used) in _other_settings(loaded, report, folder, asked.remote_code):
+            if (setting := compare_values(name, stored, used, _WHEN)) is not None:
+                found.append(setting)
+    return found
+
+
+def _other_settings(
+    loaded: "LoadedModel", report: LoadReport, folder: Path, remote_code: RemoteCode
+) -> Iterator[tuple[str, tuple[object, object]]]:
+    """Yield settings and token ids that are wrong, with the right value and the one in use."""
+    from assay.models.config_files import load_tokenizer
+    from assay.models.inspect import inspection
+
+    stored = read_json_object(folder / "config.json")
+    for key in report.keys:
+        if key.problem != "unread" and key.key in stored:
+            used = key.used or getattr(loaded.config, key.nearest or key.key, None)
+            yield f"config.json: {key.key}", (stored[key.key], used)
+    if report.generation:
+        own: Any = loaded.model.generation_config
+        settings = read_json_object(folder / "generation_config.json")
+        for name, sides in inspection.other_generation_settings(settings, own).items():
+            yield f"generation_config.json: {name}", sides
+    if report.tokenizer:
+        begins = inspection.find_second_begins(load_tokenizer(folder, remote_code))
+        for what, ids, count in begins:
+            yield f"the token ids of {what}", (ids[count - 1 :], ids)

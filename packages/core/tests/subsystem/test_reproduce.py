@@ -1,12 +1,18 @@
 """`assay reproduce`: faults that were planted in generation and training fail with torch alone."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from assay.models import resolve_model
 from packages.core.tests.subsystem.commands import error_of, run_in_process
+
+# A check and its reproduction start ten processes that import torch.
+pytestmark = pytest.mark.timeout(600)
 
 FAULTS = Path("packages/core/tests/faults").resolve()
 CHECK = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
@@ -39,6 +45,7 @@ def run_alone(script: Path, *options: str) -> tuple[int, str]:
                 ("generate", "setup", "plants/generation.py:token_before_repeated", "-2, -1"),
                 ("train", "setup", "training_plants/setups.py:value_head_detached", "slice"),
                 ("train", "trainer", "training_plants/trainers.py:TwiceTheLearningRate", "=-0.02"),
+                ("train", "trainer", "training_plants/trainers.py:OneTensorSavedAsZeros", "zeros"),
             )
         ),
     ],
@@ -61,8 +68,49 @@ def test_a_planted_fault_fails_by_itself(
     assert (code, output.splitlines()[-1][:5]) == (1, "FAIL:")
     code, output = run_alone(script, "--reference")
     assert (code, output.splitlines()[-1]) == (0, "PASS")
-    marked = [line for line in script.read_text().splitlines() if "# not so" in line]
-    assert any(shown in line for line in marked)
+    lines = script.read_text().splitlines()
+    assert len(lines) < 120
+    assert any(shown in line for line in lines if "# not so" in line or "recorded" in line)
+
+
+_ROUNDED = """
+import torch
+from transformers import LlamaForCausalLM
+
+
+class Rounded(LlamaForCausalLM):
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        weight = model.model.layers[1].mlp.up_proj.weight.data
+        weight[3] = weight[3].to(torch.float8_e4m3fn).to(weight.dtype)
+        return loaded
+"""
+
+
+def test_a_weight_that_is_loaded_wrongly_fails_beside_the_bytes_of_its_file(
+    tmp_path: Path,
+) -> None:
+    source, model = resolve_model("micro:llama").recipe, tmp_path / "model"
+    assert source is not None
+    shutil.copytree(source.folder, model)
+    (model / "rounded.py").write_text(_ROUNDED)
+    settings = json.loads((model / "config.json").read_text())
+    own = {"architectures": ["Rounded"], "auto_map": {"AutoModelForCausalLM": "rounded.Rounded"}}
+    (model / "config.json").write_text(json.dumps(settings | own))
+    run = run_in_process(tmp_path / "run", "check", "load", model, "--trust-remote-code")
+    assert run.code == 1, run.stderr
+
+    made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+
+    script = tmp_path / "alone/reproduce.py"
+    assert (made.code, made.stdout) == (0, f"python {script}\n"), made.stderr
+    code, output = run_alone(script)
+    assert code == 1
+    assert "FAIL: model.layers.1.mlp.up_proj.weight is wrong" in output
+    assert run_alone(script, "--reference") == (0, "PASS\n")
+    assert "of model.safetensors from" in script.read_text()
 
 
 def test_a_run_that_passed_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from assay.api.verdict import CheckedVerdict
     from assay.generate.spec import GenerateCheck
+    from assay.load import LoadRequest
     from assay.training.reports import TrainCheck, TrainOptions
 
 
@@ -390,20 +391,26 @@ def check_load(
         MachineError: What this machine lacks.
     """
     arguments = dict(locals())
-    from assay.load import LoadRequest
     from assay.load import check_load as run_check
-    from assay.models.sources import remote_code_of
     from assay.runs import RunFolder
 
     time_allowed = seconds_of_timeout(timeout)
     folder = RunFolder.create("check load", output).path
-    request = LoadRequest(
-        model=str(model), run=run, remote_code=remote_code_of(trusted=trust_remote_code)
-    )
+    request = load_request_of(arguments)
     command = command_line(check_load, arguments)
     return run_and_publish(
         lambda folder, progress: run_check(request, folder, progress, command), folder, time_allowed
     )
+
+
+def load_request_of(given: Mapping[str, Any]) -> "LoadRequest":
+    """Make the request for arguments of `check_load`."""
+    from assay.load import LoadRequest
+    from assay.models.sources import remote_code_of
+
+    one = _with_defaults(check_load, given)
+    code = remote_code_of(trusted=one.trust_remote_code)
+    return LoadRequest(model=str(one.model), run=one.run, remote_code=code)
 
 
 def compare(  # noqa: PLR0913 - one for each option

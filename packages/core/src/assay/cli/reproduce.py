@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import read_values, with_options
-from assay.devices.run_string import Run, parse_run
+from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.output.streams import print_text
 from assay.runs.results import GOLDEN_FOLDER, HERE_FOLDER
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
     from assay.recording.programs import ProgramPair
     from assay.replay.value_programs import Wanted
+    from assay.reproduce.script import Words
+    from assay.reproduce.wrong_values import WrongValue
     from assay.runs import Progress
     from assay.sites import Phase
     from assay.verdicts import Location, Measurement, Verdict
 
     Record = Callable[[Wanted, Progress], list[ProgramPair]]
+    Find = Callable[[Phase, Path, Progress], list[WrongValue]]
+    Write = Callable[[Verdict, Path], Path]
 
 # How many places are tried.
 _MOST_PLACES = 4
@@ -57,11 +61,8 @@ def reproduce(
 
     Exit code: 0, or 2 if nothing in the run fails by itself.
     """
-    from assay.judge.limits import load_limits
     from assay.judge.wording import describe_location, describe_place, describe_sides
-    from assay.replay.value_programs import Wanted
-    from assay.reproduce.folder import build, find_tokens, write
-    from assay.reproduce.script import STATISTICS, Words
+    from assay.reproduce.script import Words
     from assay.runs import RunFolder, open_progress, removed_if_refused
     from assay.runs.results import read_measurements, read_verdict
     from assay.verdicts import Outcome
@@ -71,34 +72,72 @@ def reproduce(
         raise UsageError(f"{run} is {verdict.verdict}: only a FAIL can be reproduced")
     if complaints:
         raise UsageError(f"{run}: {complaints[0]}")
-    candidate, limits_name, golden, record = _read_check(context, verdict, run)
-    limits, holds_text = load_limits(limits_name), _holds_own_prompts(golden)
-    by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
-    places = _places(verdict, place)
+    check, places = _read_check(context, verdict, run), _places(verdict, place)
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     story = f"Found by assay: {describe_sides(verdict)}."
     reasons = []
     with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
         for number, location in enumerate(places):
-            words = Words(f"{describe_location(location)} is wrong", story, candidate.device)
+            words = Words(f"{describe_location(location)} is wrong", story, check.device)
             traces = Path(scratch, str(number))
             traces.mkdir()
-            wanted = Wanted(traces, location.step, _failed_ports(rows, location))
-            if not wanted.ports:
-                reasons.append(f"{describe_place(location)} was not found by one value of a step")
-                continue
-            # Values that must be equal have no token, and their place no step.
-            pairs = record(wanted, progress) or record(_of_any_step(wanted), progress)
-            with progress.step("makes it smaller"):
-                found = build(pairs, candidate.dtype, by_name, words)
-            is_private = holds_text and not with_text
-            if not isinstance(found, str) and is_private and (tokens := find_tokens(found)):
-                found = f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
-            if not isinstance(found, str):
-                print_text(f"python {write(found, verdict, folder)}")
-                return
-            reasons.append(f"{describe_place(location)}: {found}")
-        raise UsageError(f"{run} cannot be reproduced by one value: {'; '.join(reasons)}")
+            of_values = partial(_reproduce_programs, check, location, rows, traces, with_text)
+            of_state = partial(_reproduce_state, check, location, traces)
+            is_of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
+            for attempt in (of_state, of_values) if is_of_state else (of_values, of_state):
+                found = attempt(words, progress)
+                if not isinstance(found, str):
+                    print_text(f"python {found(verdict, folder)}")
+                    return
+                if found:
+                    reasons.append(f"{describe_place(location)}: {found}")
+        raise UsageError(f"{run} cannot be reproduced: {'; '.join(reasons)}")
+
+
+def _reproduce_programs(
+    check: "_Check",
+    location: "Location",
+    rows: "Sequence[Measurement]",
+    folder: Path,
+    with_text: bool,  # noqa: FBT001 - the option
+    words: "Words",
+    progress: "Progress",
+) -> "Write | str":
+    """Return what writes the operations behind a wrong value; or why there are none, "" if by design."""
+    from assay.judge.limits import load_limits
+    from assay.replay.value_programs import Wanted
+    from assay.reproduce.folder import build, find_tokens, write
+    from assay.reproduce.script import STATISTICS
+
+    if check.record is None:
+        return ""
+    wanted = Wanted(folder, location.step, _failed_ports(rows, location))
+    if not wanted.ports:
+        return "it was not found by one value of a step"
+    # Values that must be equal have no token, and their place no step.
+    pairs = check.record(wanted, progress) or check.record(_of_any_step(wanted), progress)
+    limits = load_limits(check.limits)
+    by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
+    with progress.step("makes it smaller"):
+        found = build(pairs, check.dtype, by_name, words)
+    if isinstance(found, str):
+        return found
+    is_private = not with_text and _holds_own_prompts(check.golden)
+    if is_private and (tokens := find_tokens(found)):
+        return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
+    return partial(write, found)
+
+
+def _reproduce_state(
+    check: "_Check", location: "Location", folder: Path, words: "Words", progress: "Progress"
+) -> "Write | str":
+    """Return what writes a wrong weight, moment or setting; or why there is none."""
+    from assay.reproduce.wrong_values import choose, write
+
+    found = choose(check.find(location.phase, folder, progress), location.parameter)
+    if found is None:
+        return "no weight, moment or setting differs from its right value when it is run again"
+    return partial(write, found, words)
 
 
 def _of_any_step(wanted: "Wanted") -> "Wanted":
@@ -119,39 +158,68 @@ def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
     return [places[place]]
 
 
-def _read_check(
-    context: typer.Context, verdict: "Verdict", run: Path
-) -> "tuple[Run, str, Path, Record]":
-    """Return the candidate's run, the limits, the golden, and what records both sides of a run's check."""
+class _Check(NamedTuple):
+    """What is needed of the check behind a run."""
+
+    device: str
+    dtype: str
+    limits: str
+    golden: Path
+    record: "Record | None"
+    """Records the programs of values; None of a check without operations."""
+    find: "Find"
+    """Finds wrong values of the state."""
+
+
+def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check:
     from assay.api import checks
 
     kind = " ".join(verdict.command[1:3])
-    if kind not in ("check generate", "check train"):
-        raise UsageError(
-            f"{run} is of `assay {kind}`: only `check generate` and `check train` can be reproduced"
-        )
+    if kind not in ("check generate", "check train", "check load"):
+        raise UsageError(_name_other_command(verdict, run))
     command: Any = context.find_root().command
     for name in kind.split():
         command = command.get_command(context, name)
     given = command.make_context(command.name, list(verdict.command[3:])).params
     del given["as_json"]
+    if kind == "check load":
+        from assay.load import find_wrong_values
+
+        request = checks.load_request_of(read_values(checks.check_load, given))
+        return _Check("cpu", "", "", run, None, lambda _, *rest: find_wrong_values(request, *rest))
     golden, here = run / GOLDEN_FOLDER, run / HERE_FOLDER / GOLDEN_FOLDER
     if kind == "check generate":
-        from assay.generate.record_programs import record_pairs
+        from assay.generate.record_programs import find_wrong_weights, record_pairs
 
         check = checks.generate_check_of(read_values(checks.check_generate, given))
         golden = here if here.is_dir() else check.golden or golden
-        record: Record = partial(record_pairs, replace(check, golden=golden))
+        check = replace(check, golden=golden)
         candidate, limits = check.candidate, check.limits
+        record: Record = partial(record_pairs, check)
+        find: Find = lambda _, *rest: find_wrong_weights(check, *rest)  # noqa: E731
     else:
+        from assay.training.program_pairs import find_wrong_state
         from assay.training.program_pairs import record_pairs as record_training
 
         train = checks.train_check_of(read_values(checks.check_train, given))
-        record = partial(record_training, replace(train, golden=golden))
+        train = replace(train, golden=golden)
         candidate, limits = parse_run(train.candidate), train.limits
+        record, find = partial(record_training, train), partial(find_wrong_state, train)
     if not golden.is_dir():
         raise UsageError(f"{golden} was not kept: run the check again with --keep replay")
-    return candidate, limits, golden, record
+    return _Check(candidate.device, candidate.dtype, limits, golden, record, find)
+
+
+def _name_other_command(verdict: "Verdict", run: Path) -> str:
+    """Name the check to run where a run of another command cannot be reproduced itself."""
+    kind = " ".join(one for one in verdict.command[1:3] if one.isalpha())
+    model = verdict.model.get("name") or "MODEL"
+    job = "train" if "smoke" in kind or "step" in verdict.levels else "generate"
+    options = "--reference cpu/float32 --candidate DEVICE/DTYPE"
+    return (
+        f"{run} is of `assay {kind}`, which keeps no model that could run again: run `assay check {job} {model}"
+        f" {options}`, and reproduce its FAIL"
+    )
 
 
 def _holds_own_prompts(golden: Path) -> bool:

@@ -6,6 +6,7 @@ values in all batches and keeps the worst; the noise run records the same ones.
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from assay.devices.registry import open_run
@@ -18,12 +19,15 @@ from assay.generate.golden import GoldenSection
 from assay.generate.passes import Side, run_forced, whole_batches
 from assay.generate.spec import PRELOAD, GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
-from assay.launch import Rank, RemoteFunction, world_of
+from assay.launch import Rank, RemoteFunction, call, world_of
 from assay.models.config_files import attention_of
-from assay.models.load import choose_threads
+from assay.models.inspect.inspection import inspect_load
+from assay.models.load import choose_threads, load_model
+from assay.models.sources import local_folder
 from assay.recording.programs import ProgramPair, ProgramRecorder
 from assay.replay.modules import Replayer
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
+from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
 from assay.sites import CallSite
 
@@ -37,6 +41,10 @@ class WantedPrograms(NamedTuple):
 
 _RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
     "assay.generate.record_programs:record_programs", PRELOAD
+)
+
+_FIND: RemoteFunction[GenerateCheck, list[WrongValue]] = RemoteFunction(
+    "assay.generate.record_programs:compare_candidate", PRELOAD
 )
 
 
@@ -54,6 +62,28 @@ def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> li
         world=world_of(check.mesh, check.candidate.device),
         python=check.python,
     )
+
+
+def find_wrong_weights(check: GenerateCheck, folder: Path, progress: Progress) -> list[WrongValue]:
+    """Return the candidate's weights that are not its files'. check: `golden` is that of the run."""
+    check = replace(check, verify_golden=False)
+    (found,) = call(
+        _FIND, check, folder=folder, name="candidate", progress=progress, python=check.python
+    )
+    return found
+
+
+def compare_candidate(check: GenerateCheck, progress: Progress) -> list[WrongValue]:
+    """Return the candidate's weights that are not its files'."""
+    manifest = GoldenSection.open(check.golden_folder, check.dtype).golden
+    with progress.step("compares the weights"):
+        fresh = load_model(check.model, dtype=check.dtype, remote_code=check.remote_code)
+        inspection = inspect_load(fresh, check.remote_code)
+        model = load_candidate(check, manifest).loaded.model
+        with local_folder(fresh.source, check.remote_code) as folder:
+            when = "before the first forward pass"
+            weights = compare_weights(model, inspection.sources, inspection.made, folder, when)
+            return list(weights)
 
 
 def record_programs(

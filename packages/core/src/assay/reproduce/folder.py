@@ -1,6 +1,5 @@
 """Build a reproduction from the recorded programs, and write its folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,15 @@ from assay.models.config_files import first_line
 from assay.output.pages import text_environment
 from assay.recording.programs import ProgramPair
 from assay.reproduce.minimize import minimize, reproduces
-from assay.reproduce.script import TEMPLATES, Kind, Reproduction, Words, name_inputs, severity
+from assay.reproduce.script import (
+    TEMPLATES,
+    Kind,
+    Reproduction,
+    Words,
+    name_inputs,
+    severity,
+    write_environment,
+)
 from assay.verdicts import Verdict
 
 # Of the float64 run of the reference's operations, to the recorded answer in float32.
@@ -115,14 +122,7 @@ def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
     tensors = {name: tensor.contiguous() for name, tensor in one.tensors.items()}
     save_file(tensors, folder / "tensors.safetensors")
-    facts = {
-        "site": str(one.site),
-        "command": verdict.command,
-        "environment": verdict.environment,
-        "reference": verdict.reference,
-        "candidate": verdict.candidate,
-    }
-    write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
+    write_environment(verdict, str(one.site), folder)
     template = text_environment(TEMPLATES).get_template("README.md.j2")
     device = one.words.device
     readme = template.render(

@@ -1,5 +1,6 @@
 """Programs as Python code: the text of reproduce.py."""
 
+import json
 import math
 import re
 from collections import Counter
@@ -7,22 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from assay.files import write_whole
 from assay.output.pages import text_environment
 from assay.recording.programs import TORCH, Program, Step, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
+from assay.verdicts import Verdict
 
 Kind = Literal["values", "exact", "mask"]
 Row = tuple[str, float, float, float]
 """Statistic, error, noise and limit."""
 
 # As safetensors names them.
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
     torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3",
@@ -77,8 +80,7 @@ class UnwritableError(RuntimeError):
     """A program that cannot be written as text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """Words for the head of reproduce.py and its README."""
 
     headline: str
@@ -113,8 +115,8 @@ class Reproduction:
             _Writer(program, names, self.recorded).write()
             for program, names in zip((self.candidate, self.reference), self.names, strict=True)
         )
-        used = sorted({_DTYPES[one.dtype] for one in self.tensors.values()})
-        dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in _DTYPES.items()}
+        used = sorted({DTYPES[one.dtype] for one in self.tensors.values()})
+        dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items()}
         template = text_environment(TEMPLATES).get_template("reproduce.py.j2")
         return template.render(
             candidate=_mark(candidate, reference),
@@ -144,14 +146,26 @@ class Reproduction:
 
     @property
     def has_one_shape(self) -> bool:
-        """Return True if both programs make values of one shape; masks may be broadcast."""
-        return self.kind == "mask" or self.run_wide("candidate").shape == self.run_wide().shape
+        """Return True if both programs make values of one shape; masks are broadcast, rows packed."""
+        return self.kind != "values" or self.run_wide("candidate").shape == self.run_wide().shape
 
     @cached_property
     def _scope(self) -> dict[str, Any]:
         scope: dict[str, Any] = {"__name__": "reproduce"}
         exec(compile(self.text, "reproduce.py", "exec"), scope)  # noqa: S102 - the text of this package
         return scope
+
+
+def write_environment(verdict: Verdict, place: str, folder: Path) -> None:
+    """Write environment.json: command and versions of the run where the error was found."""
+    facts = {
+        "site": place,
+        "command": verdict.command,
+        "environment": verdict.environment,
+        "reference": verdict.reference,
+        "candidate": verdict.candidate,
+    }
+    write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
 
 
 def severity(rows: Iterable[Row]) -> float:

@@ -162,6 +162,31 @@ def test_a_wrong_reference_is_not_trusted() -> None:
     assert "do not give the recorded value again" in str(found)
 
 
+@pytest.mark.parametrize(("with_padding", "is_built"), [(True, True), (False, False)])
+def test_tokens_of_packed_rows_are_looked_for_in_the_packed_row(
+    *, with_padding: bool, is_built: bool
+) -> None:
+    tokens = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]])
+    kept = tokens != 0
+
+    def packed(rows: Tensor) -> Tensor:
+        return rows.reshape(1, -1) if with_padding else rows[rows != 0][None]
+
+    def recorded(compute: Callable[[Tensor], Tensor]) -> Program:
+        recorder = ProgramRecorder(nn.Identity())
+        with recorder:
+            value = compute(tokens)
+        return recorder.program_of(value)
+
+    programs = recorded(packed), recorded(Tensor.clone)
+    one = ProgramPair(SITE, *programs, {"answer": tokens[..., None], "kept": kept})
+    found = build([one], "float32", LIMITS, WORDS)
+    assert isinstance(found, Reproduction) == is_built
+    if isinstance(found, Reproduction):
+        assert severity(found.measure("float32", "cpu")) > 1
+        assert severity(found.measure("float32", "cpu", "reference")) == 0
+
+
 def test_masks_are_compared_by_what_they_allow() -> None:
     scores = torch.zeros(1, 1, 2, 3)
     allowed = torch.tensor([[[[True, True, False], [True, True, True]]]])

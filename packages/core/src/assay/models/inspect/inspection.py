@@ -2,8 +2,9 @@
 
 # ruff: noqa: ANN401 - objects of transformers
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,7 @@ def _inspect_built(
     inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
     report = inspection.report
-
-    def build(dtype: torch.dtype) -> nn.Module:
-        return build_from_config(loaded.model, _load_config(loaded, folder, remote_code), dtype)
-
+    build = partial(_build, loaded, folder, remote_code)
     try:
         found = compare_with_built(loaded.model, inspection.made, build, _computed_dtype(loaded))
     except Exception as error:  # noqa: BLE001 - the code of any model
@@ -132,6 +130,18 @@ def _inspect_built(
         report.not_compared += found.settings
     else:
         report.settings = found.settings
+
+
+def build_again(loaded: LoadedModel, remote_code: RemoteCode) -> nn.Module:
+    """Build the class of a loaded model from config.json alone, with buffers in float32."""
+    with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
+        return _build(loaded, folder, remote_code, torch.float32)
+
+
+def _build(
+    loaded: LoadedModel, folder: Path, remote_code: RemoteCode, dtype: torch.dtype
+) -> nn.Module:
+    return build_from_config(loaded.model, _load_config(loaded, folder, remote_code), dtype)
 
 
 def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
@@ -241,12 +251,8 @@ def check_generation_config(folder: Path, model: Any) -> tuple[list[str], list[s
         return [], []
     settings = read_json_object(path)
     wrong = [
-        f"{key} is {getattr(own, key, None)!r}, generation_config.json says {value!r}"
-        for key, value in settings.items()
-        if not key.startswith("_")
-        and key != "transformers_version"
-        and value is not None
-        and getattr(own, key, None) != value
+        f"{key} is {used!r}, generation_config.json says {value!r}"
+        for key, (value, used) in other_generation_settings(settings, own).items()
     ]
     ends = [_ends_of_text(one) for one in (settings, read_json_object(folder / "config.json"))]
     if not ends[1] or ends[1] <= ends[0]:
@@ -257,6 +263,32 @@ def check_generation_config(folder: Path, model: Any) -> tuple[list[str], list[s
         " generation follows generation_config.json"
     )
     return wrong, [note]
+
+
+def other_generation_settings(
+    settings: Mapping[str, Any], own: Any
+) -> dict[str, tuple[object, object]]:
+    """Return the file's value and the one in use of each setting of generation that differs."""
+    return {
+        key: (value, getattr(own, key, None))
+        for key, value in settings.items()
+        if not key.startswith("_")
+        and key != "transformers_version"
+        and value is not None
+        and getattr(own, key, None) != value
+    }
+
+
+def find_second_begins(tokenizer: Any) -> Iterator[tuple[str, list[int], int]]:
+    """Yield what begins with several BOS tokens, its token ids, and the number of BOS tokens."""
+    ids = {"a text": list(tokenizer.encode(_TEXT))}
+    if tokenizer.chat_template:
+        options = {"add_generation_prompt": True, "return_dict": True}
+        ids["a chat"] = list(tokenizer.apply_chat_template(_MESSAGES, **options)["input_ids"])
+    for what, tokens in ids.items():
+        bos = tokenizer.bos_token_id
+        if bos is not None and (count := _leading(tokens, bos)) > 1:
+            yield what, tokens, count
 
 
 def _ends_of_text(settings: Mapping[str, Any]) -> set[int]:

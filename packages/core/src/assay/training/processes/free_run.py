@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -94,6 +94,8 @@ _GENERATORS = "generators"
 # Elements of a parameter that show if a step changes it. Rounding may hide an update in some of them,
 # but not in weights near zero, whose values are finely spaced.
 _SAMPLED = 1024
+
+_DTYPE = "dtype"
 
 # Settings about loading and running a model that do not change its results.
 _OF_LOADING = frozenset(
@@ -332,41 +334,57 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
     return held | flags
 
 
+class SavedModel(NamedTuple):
+    """The model of a checkpoint, loaded as users would, beside the model that was saved."""
+
+    expected: Mapping[str, Tensor]
+    actual: Mapping[str, Tensor]
+    settings: Mapping[str, tuple[object, object]]
+    """Settings that differ: the model's value and the saved one."""
+
+
 def _read_back(opened: OpenedTrainer, folder: Path, request: TrainCheck, run: FreeRun) -> None:
     """Load the checkpoint's model as users would, and note in `run` how it differs from the model."""
+    saved = load_saved(opened, folder, request)
+    if isinstance(saved, str):
+        run.notes.append(f"{saved}: what users would load is not compared")
+        return
+    run.settings = [
+        f"{name} {value}" if name == _DTYPE else name for name, (_, value) in saved.settings.items()
+    ]
+    run.saved_compared = len(saved.expected)
+    run.saved = _wrong(saved.expected, saved.actual)
+
+
+def load_saved(opened: OpenedTrainer, folder: Path, request: TrainCheck) -> SavedModel | str:
+    """Load the checkpoint's model as users would. Returns: why it cannot be compared, if it cannot."""
     model = cast("PreTrainedModel", opened.trainer.model)
     if not folder.is_dir():
-        run.notes.append(
-            f"the checkpoint has no folder {MODEL_FOLDER}: what users would load is not compared"
-        )
-        return
+        return f"the checkpoint has no folder {MODEL_FOLDER}"
     if request.options.lora and not hasattr(model, "peft_config"):
-        run.notes.append("the adapter is not one of peft's: what users would load is not compared")
-        return
+        return "the adapter is not one of peft's"
     if request.options.lora:
         own, actual = adapter_tensors(model), read_adapter(folder)
-        run.settings = other_adapter_settings(model, folder)
+        settings = other_adapter_settings(model, folder)
     else:
         own = model.state_dict()
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         read_back = cast("PreTrainedModel", loaded.model)
-        pairs: list[tuple[Any, Any]] = [(model.config, read_back.config)]
+        settings = _other_settings(model.config.to_dict(), read_back.config.to_dict())
         if (folder / "generation_config.json").is_file():
-            pairs.append((model.generation_config, read_back.generation_config))
-        for own_config, saved_config in pairs:
-            run.settings += _other_settings(own_config.to_dict(), saved_config.to_dict())
+            own_config, saved_config = model.generation_config, read_back.generation_config
+            settings |= _other_settings(own_config.to_dict(), saved_config.to_dict())
         if (declared := _declared_dtype(folder)) and torch.promote_types(
             declared, getattr(torch, dtype)
         ) != declared:
-            run.settings.append(f"dtype {declared}")
+            settings[_DTYPE] = f"torch.{dtype}", str(declared)
     expected = {name: whole(value) for name, value in own.items()}
     if opened.traits.partial_modules:
         # The folder holds the tensors of all pipeline stages.
         actual = {name: value for name, value in actual.items() if name in expected}
-    run.saved_compared = len(expected)
-    run.saved = _wrong(expected, actual)
+    return SavedModel(expected, actual, settings)
 
 
 def _declared_dtype(folder: Path) -> torch.dtype | None:
@@ -376,9 +394,12 @@ def _declared_dtype(folder: Path) -> torch.dtype | None:
     return declared if isinstance(declared, torch.dtype) else None
 
 
-def _other_settings(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+def _other_settings(
+    own: Mapping[str, Any], loaded: Mapping[str, Any]
+) -> dict[str, tuple[object, object]]:
     own, loaded = _without_loading(own), _without_loading(loaded)
-    return sorted(name for name in own.keys() & loaded.keys() if own[name] != loaded[name])
+    names = sorted(own.keys() & loaded.keys())
+    return {name: (own[name], loaded[name]) for name in names if own[name] != loaded[name]}
 
 
 def _without_loading(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,7 +410,7 @@ def _without_loading(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wrong(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:
+def _wrong(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> list[str]:
     hashes = [
         fingerprint({plain_name(name): value for name, value in side.items()})
         for side in (expected, actual)

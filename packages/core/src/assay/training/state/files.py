@@ -78,7 +78,13 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
 
     A sequence without tensors and dictionaries, such as the state of Python's generator, is one leaf.
     """
-    return {path.removeprefix("."): hash_value(leaf) for path, leaf in _values(state, "")}
+    return {path: hash_value(leaf) for path, leaf in leaves_of(state)}
+
+
+def leaves_of(state: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the leaves of `fingerprint` by path."""
+    for path, leaf in _values(state, ""):
+        yield path.removeprefix("."), leaf
 
 
 def hash_value(leaf: object) -> str:

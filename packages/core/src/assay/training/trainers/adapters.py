@@ -110,9 +110,10 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
         raise make_adapter_error(path, error) from error
 
 
-def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
-    """List settings in an adapter's folder that change results and differ from the model's.
+def other_adapter_settings(model: nn.Module, folder: Path) -> dict[str, tuple[object, object]]:
+    """Return settings in an adapter's folder that change results and differ from the model's.
 
+    Returns: the model's value and the saved one, by name.
     Raises: MachineError.
     """
     path = folder / _CONFIG_FILE
@@ -121,14 +122,15 @@ def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
     except UnreadableFileError as error:
         raise make_adapter_error(path, error) from error
     own = cast("Any", model).peft_config["default"]
-    wrong = sorted(
-        name
-        for name, value in own.to_dict().items()
+    wrong = {
+        name: (value, saved.get(name))
+        for name, value in sorted(own.to_dict().items())
         if name not in _NOT_COMPUTED_WITH and not _is_alike(saved.get(name), value)
-    )
+    }
     # The folder may name layers of other pipeline stages.
-    if not set(own.target_modules) <= _texts(saved.get("target_modules")):
-        wrong.append("target_modules")
+    targets = _texts(saved.get("target_modules"))
+    if not set(own.target_modules) <= targets:
+        wrong["target_modules"] = sorted(own.target_modules), sorted(targets)
     return wrong
 
 

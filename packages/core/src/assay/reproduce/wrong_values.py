@@ -1,0 +1,237 @@
+"""A stored value that is not what it should be, as a reproduction: a weight, a moment or a setting."""
+
+import hashlib
+import json
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from assay.files import write_whole
+from assay.models.inspect.weights import (
+    TensorSource,
+    UnknownFormError,
+    all_tensors,
+    value_in_form,
+)
+from assay.models.stored_tensors import same_bits
+from assay.output.pages import text_environment
+from assay.reproduce.script import DTYPES, TEMPLATES, Words, write_environment
+from assay.sites import unwrapped_path
+from assay.verdicts import Verdict
+
+# Elements around the first difference.
+_BEFORE, _AFTER = 8, 24
+
+# Of a value, for both templates.
+_FIELDS = ("name", "when", "first", "shape", "num_different", "digests", "file", "start")
+
+# What a wrong loader does to the right values `v`: tried in this order, and kept if it gives the wrong ones.
+_MISTAKES = (
+    "torch.zeros_like(v)", "torch.ones_like(v)", "-v", "v + 1", "v - 1",
+    "v.to(torch.bfloat16).to(v.dtype)", "v.to(torch.float16).to(v.dtype)",
+    "v.to(torch.float8_e4m3fn).to(v.dtype)", "v.to(torch.float8_e5m2).to(v.dtype)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WrongValue:
+    """A tensor or setting that differs from its right value.
+
+    Of a tensor it holds the elements around the first difference.
+    """
+
+    name: str
+    when: str
+    """When it has the wrong value, in words."""
+    expected: Tensor | str
+    """Elements in the dtype in which they are stored; a setting as JSON."""
+    actual: Tensor | str
+    dtype: torch.dtype | None = None
+    """In which both are compared; None of settings."""
+    first: int = 0
+    """The index of the first element that is held, in the flattened tensor."""
+    shape: tuple[int, ...] = ()
+    num_different: int = 1
+    digests: tuple[str, str] = ("", "")
+    """SHA-256 of the whole tensors: the right one as stored, the wrong one as held."""
+    file: str = ""
+    """The name of the file with the right bytes; "" if none holds them."""
+    start: int = 0
+    """Offset of the first element in the file."""
+
+    @property
+    def mistake(self) -> str | None:
+        """Return code that makes the wrong values of the right ones `v`; None if none is known."""
+        if not isinstance(self.expected, Tensor) or not isinstance(self.actual, Tensor):
+            return None
+        v, actual = self.expected.to(self.dtype), self.actual
+        if v.shape != actual.shape:
+            return None
+        codes = [*_MISTAKES]
+        if v.is_floating_point():
+            largest = int(v.abs().argmax())
+            codes.append(f"v * {float(actual[largest] / v[largest]):.4g}")
+        return next((code for code in codes if _gives(code, v, actual)), None)
+
+
+def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
+    try:
+        return same_bits(eval(code, {"torch": torch, "v": v}), actual.to(v.dtype))  # noqa: S307 - of _MISTAKES
+    except (RuntimeError, TypeError):
+        return False
+
+
+def compare_values(
+    name: str,
+    expected: object,
+    actual: object,
+    when: str,
+    *,
+    folder: Path | None = None,
+    dtype: torch.dtype | None = None,
+) -> WrongValue | None:
+    """Return the difference of two values; None if they are equal.
+
+    folder: of the files that should hold the right value, if there are any.
+    dtype: which the value should have; by default that of `actual`.
+    """
+    if actual is None and isinstance(expected, Tensor):
+        actual = expected.new_empty(0)  # it is missing
+    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
+        texts = [_as_json(one) for one in (expected, actual)]
+        return None if texts[0] == texts[1] else WrongValue(name, when, texts[0], texts[1])
+    expected, actual = (one.detach().cpu().contiguous() for one in (expected, actual))
+    dtype = dtype or actual.dtype
+    sides_flat = [one.to(dtype).reshape(-1) for one in (expected, actual)]
+    if expected.shape == actual.shape:
+        bits = [one.view(torch.uint8).view(one.numel(), dtype.itemsize) for one in sides_flat]
+        wrong = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
+        if not len(wrong):
+            return None
+    else:
+        sides_flat[1], wrong = sides_flat[1][:0], torch.arange(expected.numel())
+    first = max(0, int(wrong[0]) - _BEFORE)
+    part = slice(first, first + _BEFORE + _AFTER)
+    file, start = _find_bytes(folder, expected) if folder is not None else ("", 0)
+    return WrongValue(
+        name,
+        when,
+        expected.reshape(-1)[part].clone(),
+        sides_flat[1][part].clone(),
+        dtype,
+        first,
+        tuple(expected.shape),
+        len(wrong),
+        (_digest(expected), _digest(actual)),
+        file,
+        start + first * expected.element_size(),
+    )
+
+
+def compare_states(
+    expected: Mapping[str, object],
+    actual: Mapping[str, object],
+    when: str,
+    folder: Path | None = None,
+) -> Iterator[WrongValue]:
+    """Yield the values that differ or are missing."""
+    for name, value in expected.items():
+        found = compare_values(name, value, actual.get(name), when, folder=folder)
+        if found is not None:
+            yield found
+
+
+def compare_weights(
+    model: nn.Module,
+    sources: Mapping[str, TensorSource],
+    made: Mapping[str, Tensor],
+    folder: Path,
+    when: str,
+    dtype: torch.dtype | None = None,
+) -> Iterator[WrongValue]:
+    """Yield parameters and buffers of `model` that differ from the files in `folder`, or from `made`.
+
+    made: the right values of those that no file holds.
+    dtype: as of `compare_values`.
+    """
+    for path, tensor in all_tensors(model):
+        name, actual = unwrapped_path(path), tensor.detach().cpu()
+        source = sources.get(name)
+        try:
+            expected = made.get(name) if source is None else value_in_form(source, actual)
+        except UnknownFormError:
+            continue
+        if expected is None or expected.is_meta:
+            continue
+        if source is None:
+            found = compare_values(name, expected.to(actual.dtype), actual, when, dtype=dtype)
+        else:
+            found = compare_values(name, expected, actual, when, folder=folder, dtype=dtype)
+        if found is not None:
+            yield found
+
+
+def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | None:
+    """Return the first value that belongs to `parameter`, else the first."""
+    values = list(found)
+    named = [one for one in values if parameter and parameter in one.name]
+    # Of moments, not the number of steps.
+    large = [one for one in named or values if math.prod(one.shape) > 1]
+    return next(iter(large or named or values), None)
+
+
+def write(one: WrongValue, words: Words, verdict: Verdict, folder: Path) -> Path:
+    """Write the four files into `folder`. Returns: reproduce.py."""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {"dtype": None, "stored": None, "expected": "", "actual": ""}
+    if isinstance(one.expected, Tensor) and isinstance(one.actual, Tensor):
+        tensors = {"bytes": one.expected.view(torch.uint8), "actual": one.actual}
+        facts = {
+            "dtype": str(one.dtype).removeprefix("torch."),
+            "stored": str(one.expected.dtype).removeprefix("torch."),
+            "mistake": one.mistake,
+            "dtypes": repr({DTYPES[t.dtype]: str(t.dtype)[6:] for t in tensors.values()}),
+            "num_elements": math.prod(one.shape),
+        }
+    else:
+        facts |= {"expected": repr(one.expected), "actual": repr(one.actual)}
+    save_file(tensors, folder / "tensors.safetensors")
+    write_environment(verdict, one.name, folder)
+    environment = text_environment(TEMPLATES)
+    fields = {name: getattr(one, name) for name in _FIELDS} | words._asdict() | facts
+    readme = environment.get_template("wrong_value.md.j2").render(fields)
+    write_whole(folder / "README.md", readme)
+    text = environment.get_template("wrong_value.py.j2").render(fields)
+    return write_whole(folder / "reproduce.py", text)
+
+
+def _as_json(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f'"a tensor of {str(value.dtype).removeprefix("torch.")}{list(value.shape)}"'
+    return json.dumps(value, default=str, sort_keys=True)
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def _find_bytes(folder: Path, tensor: Tensor) -> tuple[str, int]:
+    """Return the file below `folder` that holds the bytes of a tensor, and their offset."""
+    wanted: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    if wanted.size and (wanted != wanted[0]).any():
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.stat().st_size >= wanted.size:
+                with (
+                    path.open("rb") as stream,
+                    mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                ):
+                    if (start := data.find(wanted.data)) >= 0:
+                        return path.relative_to(folder).as_posix(), start
+    return "", 0

@@ -1,0 +1,191 @@
+"""Find the state that a trainer loads, keeps, saves or restores wrongly, for `assay reproduce`."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from assay.dtypes import float_format
+from assay.launch import Rank
+from assay.models import load_model
+from assay.models.inspect.inspection import inspect_load
+from assay.models.sources import local_folder
+from assay.reproduce.wrong_values import (
+    WrongValue,
+    compare_states,
+    compare_values,
+    compare_weights,
+)
+from assay.runs import Progress
+from assay.runs.results import CHECKPOINT_FOLDER
+from assay.sites import Phase
+from assay.training.batches import Batches, copied
+from assay.training.processes.candidate import CandidateSide
+from assay.training.processes.free_run import load_saved, step_until_made
+from assay.training.protocol import MIXED_PRECISION
+from assay.training.replay.determinism import comparable
+from assay.training.replay.step_values import step_adamw
+from assay.training.reports import TrainCheck
+from assay.training.state.files import leaves_of
+from assay.training.state.parameters import named_parameters
+from assay.training.state.states import current_state, generator_states, inject_state
+from assay.training.trainers.reference import MODEL_FOLDER
+from assay.training.trainers.registry import OpenedTrainer
+
+# A longer sequence of numbers becomes a tensor, such as the state of Python's generator.
+_LONG = 16
+
+_Values = dict[str, object]
+
+
+def find_wrong_values(
+    request: tuple[TrainCheck, Phase], progress: Progress, rank: Rank | None = None
+) -> list[WrongValue]:
+    """Train from the candidate's own weights to a checkpoint and on, and once more from the checkpoint.
+
+    request: its phase is that of the failure.
+    Returns: the values that change where nothing should change them, in the order of the run.
+    """
+    check, phase = request
+    side = CandidateSide(check, rank)
+    with progress.step("compares its state"):
+        if phase == "checkpoint":
+            with comparable(side.run.dtype, side.device):
+                return list(_Checkpoint(side, check).compare())
+        return list(chain(_compare_start(side, check), _compare_steps(side, check)))
+
+
+def _compare_start(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
+    """Compare the weights before the first step with the files."""
+    options = check.options
+    loaded = load_model(options.model, dtype=side.run.dtype, remote_code=options.remote_code)
+    inspection = inspect_load(loaded, options.remote_code)
+    model = side.open().trainer.model
+    kept = torch.float32 if MIXED_PRECISION in check.features else None
+    with local_folder(loaded.source, options.remote_code) as folder:
+        yield from compare_weights(
+            model, inspection.sources, inspection.made, folder, "before the first step", kept
+        )
+
+
+def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
+    """Compare the weights after each step with those when the optimizer makes the next."""
+    opened = side.open()
+    trainer, optimizer = opened.trainer, opened.trainer.optimizer
+    inject_state(trainer, side.begin(opened).own, side.device.torch_device)
+    found: list[WrongValue] = []
+    before: _Values = {}
+    expected: _Values = {}
+    step = 0
+
+    def begin(*_arguments: object) -> None:
+        now = _values(side, opened)["model"]
+        found.extend(compare_states(before, now, f"at the optimizer's step {step}"))
+        if MIXED_PRECISION in check.features:
+            expected.update(_updated_in_float32(side, opened, step))
+
+    def end(*_arguments: object) -> None:
+        now, when = _values(side, opened)["model"], f"after the optimizer's step {step}"
+        for name, value in expected.items():
+            wrong = compare_values(name, value, now[name], when, dtype=torch.float32)
+            found.extend([wrong] if wrong is not None else [])
+
+    optimizer.register_step_pre_hook(begin)
+    optimizer.register_step_post_hook(end)
+    with comparable(side.run.dtype, side.device):
+        for step, batch in enumerate(side.batches[: check.options.resume_at]):  # noqa: B007 - in both hooks
+            _train(opened, [batch])
+            before = _values(side, opened)["model"]
+    yield from found
+
+
+def _updated_in_float32(side: CandidateSide, opened: OpenedTrainer, step: int) -> _Values:
+    """Return what AdamW makes of the narrow parameters in float32."""
+    return {
+        item.name: step_adamw(
+            item.tensor.detach().float(),
+            item.tensor.grad.float(),
+            opened.trainer.optimizer.state.get(item.tensor, {}),
+            side.plan.settings_of(item.name, step),
+            torch.float32,
+        )[0]
+        for item in named_parameters(opened.trainer.model)
+        if item.tensor.grad is not None and float_format(str(item.tensor.dtype)[6:]).is_narrow
+    }
+
+
+class _Checkpoint:
+    """Compares a trainer with what it saves, and with the trainer that resumes."""
+
+    def __init__(self, side: CandidateSide, check: TrainCheck) -> None:
+        self._side, self._check = side, check
+        self._folder = check.folder / CHECKPOINT_FOLDER
+
+    def compare(self) -> Iterator[WrongValue]:
+        """Yield wrong values."""
+        side, resume_at, seed = self._side, self._check.options.resume_at, self._check.options.seed
+        opened = side.open()
+        inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
+        if resume_at > 1:  # a faulty trainer may write parts of the first checkpoint again
+            _train(opened, side.batches[: resume_at - 1])
+            opened.trainer.save(self._folder.with_name("first-checkpoint"))
+        _train(opened, side.batches[max(0, resume_at - 1) : resume_at])
+        before = _values(side, opened)
+        opened.trainer.save(self._folder)
+        yield from self._differences(before, _values(side, opened), "after saving")
+        saved = load_saved(opened, self._folder / MODEL_FOLDER, self._check)
+        if not isinstance(saved, str):
+            when = "in the model folder"
+            yield from compare_states(saved.expected, saved.actual, when)
+            for name, (own, other) in saved.settings.items():
+                if (wrong := compare_values(name, own, other, when)) is not None:
+                    yield wrong
+        _train(opened, side.batches[resume_at:])
+        end = _values(side, opened)
+        opened.trainer.teardown()
+        resumed = side.open()
+        torch.manual_seed(seed + 1)
+        random.seed(seed + 1)
+        resumed.trainer.load(self._folder)
+        yield from self._differences(before, _values(side, resumed), "after loading the checkpoint")
+        _train(resumed, side.batches[resume_at:])
+        yield from self._differences(end, _values(side, resumed), "after the last resumed step")
+
+    def _differences(
+        self, expected: dict[str, _Values], actual: dict[str, _Values], when: str
+    ) -> Iterator[WrongValue]:
+        for part, values in expected.items():
+            yield from compare_states(values, actual[part], when, self._folder)
+
+
+def _train(opened: OpenedTrainer, batches: Batches) -> None:
+    for batch in batches:
+        with opened.errors_in("step"):
+            step_until_made(partial(opened.trainer.step, copied(batch)))
+
+
+def _values(side: CandidateSide, opened: OpenedTrainer) -> dict[str, _Values]:
+    """Copy what a trainer holds, and then what it says that it holds, by path."""
+    held = current_state(opened.trainer, side.device.torch_device)
+    parts = {
+        "model": held["model"],
+        "held": {name: held[name] for name in ("moments", "trainable")},
+        "stated": opened.trainer.state_dict(),
+        "generators": generator_states(side.device.torch_device),
+    }
+    return {
+        part: {path: _copied(leaf) for path, leaf in leaves_of(value)}
+        for part, value in parts.items()
+    }
+
+
+def _copied(leaf: object) -> object:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu().clone()
+    numbers = leaf[1] if isinstance(leaf, tuple) and len(leaf) > 1 else leaf
+    if not isinstance(numbers, list | tuple) or len(numbers) < _LONG:
+        return leaf
+    return torch.tensor(numbers) if all(isinstance(one, int) for one in numbers) else leaf

@@ -1,0 +1,127 @@
+"""Wrong weights and settings: what differs, where the right bytes are, and what was done to them."""
+
+import hashlib
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from assay.reproduce.script import Words
+from assay.reproduce.wrong_values import WrongValue, choose, compare_states, compare_values, write
+from assay.verdicts import Outcome, Verdict
+
+WORDS = Words("a head", "a story", "cpu")
+VERDICT = Verdict(verdict=Outcome.FAIL, command=["assay"], levels={})
+Run = Callable[..., tuple[object, list[str]]]
+RIGHT = torch.arange(1.0, 121.0).reshape(12, 10)
+
+
+def digest_of(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+def difference(actual: object, expected: object = RIGHT, folder: Path | None = None) -> WrongValue:
+    found = compare_values("fc.weight", expected, actual, "after loading", folder=folder)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script; returns its exit code and lines."""
+
+    def run_script(script: Path, *options: str) -> tuple[object, list[str]]:
+        monkeypatch.setattr(sys, "argv", [str(script), *options])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(script), run_name="__main__")
+        return end.value.code, capsys.readouterr().out.splitlines()
+
+    return run_script
+
+
+def test_equal_values_have_no_difference() -> None:
+    nan = torch.tensor([1.0, float("nan")])
+    assert compare_values("a", nan, nan.clone(), "") is None
+    assert compare_values("a", RIGHT, RIGHT.double(), "") is None
+    assert compare_values("a", {"rate": 1e-3}, {"rate": 1e-3}, "") is None
+
+
+def test_only_elements_around_the_first_difference_are_held() -> None:
+    wrong = RIGHT.clone()
+    wrong[5, 3:] = 0
+    found = difference(wrong)
+    # The first is number 53, and 8 come before it.
+    assert (found.first, found.num_different, found.shape) == (45, 7, (12, 10))
+    assert isinstance(found.expected, Tensor)
+    assert found.expected.tolist() == [float(number) for number in range(46, 78)]
+    assert found.digests == (digest_of(RIGHT), digest_of(wrong))
+
+
+def test_the_right_bytes_are_found_in_the_file(tmp_path: Path) -> None:
+    save_file({"other": torch.ones(7), "fc.weight": RIGHT}, tmp_path / "model.safetensors")
+    found = difference(RIGHT + 1, folder=tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    assert found.file == "model.safetensors"
+    assert (
+        torch.frombuffer(bytearray(content[found.start : found.start + 4]), dtype=torch.float32)
+        == 1
+    )
+    assert difference(RIGHT + 1, RIGHT * 3, tmp_path).file == ""
+
+
+@pytest.mark.parametrize(
+    ("actual", "mistake"),
+    [
+        (torch.zeros(12, 10), "torch.zeros_like(v)"),
+        (RIGHT * 0.98, "v * 0.98"),
+        ((RIGHT / 7).bfloat16().float(), "v.to(torch.bfloat16).to(v.dtype)"),
+        (RIGHT.flip(0), None),
+        (None, None),
+    ],
+)
+def test_a_known_mistake_is_named(actual: Tensor | None, mistake: str | None) -> None:
+    expected = RIGHT / 7 if mistake and "bfloat16" in mistake else RIGHT
+    assert difference(actual, expected).mistake == mistake
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "shown"),
+    [
+        (RIGHT, RIGHT * 2, "element 0 of (12, 10): 2.0, expected 1.0"),
+        (RIGHT, RIGHT.flip(1).bfloat16(), "element 0 of (12, 10): 10.0, expected 1.0"),
+        (RIGHT, None, "fc.weight: missing, or of another shape, expected shape (12, 10)"),
+        (torch.tensor(3.0), torch.tensor(4.0), "element 0 of (): 4.0, expected 3.0"),
+        (1e-5, 1e-6, "value: 1e-06, expected 1e-05"),
+        ("it's", None, "value: None, expected it's"),
+    ],
+)
+def test_the_folder_fails_and_passes_with_the_right_value(
+    expected: object, actual: object, shown: str, tmp_path: Path, run: Run
+) -> None:
+    script = write(difference(actual, expected), WORDS, VERDICT, tmp_path)
+    names = ["README.md", "environment.json", "reproduce.py", "tensors.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert len(script.read_text().splitlines()) < 120
+    code, lines = run(script)
+    assert (code, lines[0], lines[-1]) == (1, shown, "FAIL: fc.weight is wrong")
+    assert run(script, "--reference") == (0, ["PASS"])
+    assert json.loads((tmp_path / "environment.json").read_text())["site"] == "fc.weight"
+    is_tensor = isinstance(expected, Tensor)
+    assert bool(load_file(tmp_path / "tensors.safetensors")) == is_tensor
+
+
+def test_a_value_of_the_named_parameter_comes_first() -> None:
+    step, right = torch.tensor(3.0), {"step": 3, "a.weight": RIGHT, "b.weight": RIGHT}
+    found = list(compare_states(right | {"count": step}, {"b.weight": RIGHT * 2}, ""))
+    assert [one.name for one in found] == ["step", "a.weight", "b.weight", "count"]
+    assert [getattr(choose(found, name), "name", None) for name in ("b.weight", None)] == [
+        "b.weight",
+        "a.weight",
+    ]
+    assert choose([], None) is None
