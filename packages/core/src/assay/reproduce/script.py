@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -41,8 +42,9 @@ STATISTICS: dict[str, Statistic] = {
     "error of the scale": "replay-slope",
 }
 
-# A longer expression gets a line of its own.
-_LONG = 60
+MOST_LINES = 120
+# A longer expression gets a line of its own: the first of these with which reproduce.py is short.
+_LONGEST = (60, 90, 120, 180, 240)
 _TO_THE_END = str(2**63 - 1)
 
 # Keyword arguments that change nothing.
@@ -54,6 +56,9 @@ _USUAL: tuple[tuple[str, Any], ...] = (
 
 # Without a graph their result is their argument.
 _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
+
+# Names of operations that differ in autograd alone.
+_PLAIN = {"_unsafe_view": "view"}
 
 _OTHER = "  # not so in the reference"
 
@@ -74,6 +79,32 @@ def _mark(code: str, reference: str) -> str:
     known = {bare(line) for line in reference.splitlines()}
     lines = code.splitlines()
     return "\n".join(line if bare(line) in known else line + _OTHER for line in lines)
+
+
+_VALUE = re.compile(r"\bv\d+\b")
+# A function takes as many lines.
+_FEWEST_SHARED = 6
+
+
+def _share(candidate: str, reference: str) -> tuple[str, str, str]:
+    """Return the first lines of both codes as a function of its own, and the two codes with a call of it.
+
+    The first is empty if too few lines are the same.
+    """
+    codes = [candidate.splitlines(), reference.splitlines()]
+    pairs = enumerate(zip(*codes, strict=False))
+    count = next((k for k, lines in pairs if len(set(lines)) > 1), 0)
+    if count < _FEWEST_SHARED:
+        return "", candidate, reference
+    first, rest = codes[0][:count], [code[count:] for code in codes]
+    made = [name for line in first for name in _VALUE.findall(line.partition(" = ")[0])]
+    read = set(_VALUE.findall("\n".join(rest[0] + rest[1])))
+    names = ", ".join(name for name in made if name in read)
+    call = f"    {names} = run_both(t, dtype, upcast, device)"
+    return (
+        "\n".join([*first, f"    return {names}"]),
+        *("\n".join([call, *code]) for code in rest),  # type: ignore[return-value]
+    )
 
 
 class UnwritableError(RuntimeError):
@@ -110,17 +141,25 @@ class Reproduction:
 
     @cached_property
     def text(self) -> str:
-        """The text of reproduce.py."""
+        """The text of reproduce.py: one operation a line, or several if there are many."""
+        texts = (self._write(longest) for longest in _LONGEST)
+        return next(
+            (text for text in texts if text.count("\n") < MOST_LINES), self._write(_LONGEST[-1])
+        )
+
+    def _write(self, longest: int) -> str:
         candidate, reference = (
-            _Writer(program, names, self.recorded).write()
+            _Writer(program, names, self.recorded, longest).write()
             for program, names in zip((self.candidate, self.reference), self.names, strict=True)
         )
+        both, candidate, reference = _share(candidate, reference)
         used = sorted({DTYPES[one.dtype] for one in self.tensors.values()})
         dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items()}
         template = text_environment(TEMPLATES).get_template("reproduce.py.j2")
         return template.render(
             candidate=_mark(candidate, reference),
             reference=reference if reference != candidate else None,
+            both=both,
             kind=self.kind,
             recorded=self.recorded,
             dtype=self.dtype,
@@ -186,6 +225,7 @@ class _Writer:
     program: Program
     names: Mapping[int, str]
     recorded: str
+    longest: int
     _expressions: dict[int, str] = field(default_factory=dict)
     _count: int = 0
 
@@ -194,9 +234,15 @@ class _Writer:
         steps, target = self.program.steps, self.program.target
         uses = Counter(number for step in steps for number in numbers_in((step.args, step.kwargs)))
         uses[target] += 2
-        changes = any(map(_changes_memory, steps))
+        # A value may be computed later than the model did, but not after a change of memory.
+        changes = [0, *accumulate(map(_changes_memory, steps))]
+        used = {
+            number: changes[k]
+            for k, step in enumerate(steps)
+            for number in numbers_in((step.args, step.kwargs))
+        }
         lines = []
-        for step in steps:
+        for k, step in enumerate(steps):
             if step.operation in _SAME_TENSOR and step.results[0] is not None:
                 self._expressions[step.results[0]] = self._value(step.args[0]["value"])
                 continue
@@ -208,9 +254,10 @@ class _Writer:
             if (
                 made
                 and not has_several
-                and not changes
+                and not _changes_memory(step)
                 and uses[made[0]] == 1
-                and len(code) < _LONG
+                and used[made[0]] == changes[k]
+                and len(code) < self.longest
             ):
                 self._expressions[made[0]] = code
                 continue
@@ -234,6 +281,7 @@ class _Writer:
         namespace, name, *_ = step.operation.split(".")
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
+        name = _PLAIN.get(name, name)
         called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
         if step.operation in _PORTABLE:
             called, keywords = _PORTABLE[step.operation]

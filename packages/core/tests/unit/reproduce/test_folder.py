@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
 from assay.reproduce.folder import build, find_tokens
-from assay.reproduce.script import STATISTICS, Reproduction, Words, severity
+from assay.reproduce.script import MOST_LINES, STATISTICS, Reproduction, Words, severity
 from assay.sites import CallSite, Site
 
 LIMITS = dict.fromkeys(STATISTICS, 3.0)
@@ -104,6 +105,39 @@ def test_lines_that_the_reference_does_not_have_are_marked() -> None:
     marked = [line for line in lines if "# not so" in line]
     assert any("approximate='tanh'" in line for line in marked)
     assert not any("aten.mm" in line for line in marked)
+
+
+def noisy(x: Tensor, weight: Tensor) -> Tensor:
+    value = healthy(x, weight)
+    factor = torch.empty_like(value).fill_(2)
+    doubled = value * 1
+    value.mul_(factor)
+    return value + doubled
+
+
+def test_a_value_is_computed_before_its_memory_changes() -> None:
+    one = build_for(noisy, "float32")
+    assert torch.equal(one.run_wide("candidate"), 3 * one.run_wide())
+
+
+def long_sum(x: Tensor, weight: Tensor, last: float = 1.0) -> Tensor:
+    value = healthy(x, weight)
+    for number in range(20):
+        value = value + value / (number + 2)
+    return value * last
+
+
+def test_the_first_operations_of_both_are_written_once_and_many_share_a_line() -> None:
+    x, weight = torch.randn(4, 48), torch.randn(10, 6)
+    wrong, right = (record(partial(long_sum, last=last), x, weight) for last in (1.5, 1.0))
+    answer = long_sum(x.double(), weight.double())
+    kept = torch.ones(32, dtype=torch.bool)
+    one = ProgramPair(SITE, wrong, right, {"answer": answer, "kept": kept})
+    found = build([one], "float32", LIMITS, WORDS)
+    assert isinstance(found, Reproduction)
+    assert found.text.count("aten.gelu") == 1
+    assert found.text.count("\n") < MOST_LINES
+    assert severity(found.measure("float32", "cpu")) > 1
 
 
 def test_equal_programs_are_written_once() -> None:

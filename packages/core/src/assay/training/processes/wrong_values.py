@@ -8,7 +8,6 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from assay.dtypes import float_format
 from assay.launch import Rank
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
@@ -31,7 +30,7 @@ from assay.training.replay.step_values import step_adamw
 from assay.training.reports import TrainCheck
 from assay.training.state.files import leaves_of
 from assay.training.state.parameters import named_parameters
-from assay.training.state.states import current_state, generator_states, inject_state
+from assay.training.state.states import current_state, fits, generator_states, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer
 
@@ -74,8 +73,8 @@ def _compare_start(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
 def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
     """Compare the weights after each step with those when the optimizer makes the next."""
     opened = side.open()
-    trainer, optimizer = opened.trainer, opened.trainer.optimizer
-    inject_state(trainer, side.begin(opened).own, side.device.torch_device)
+    optimizer = opened.trainer.optimizer
+    inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
     found: list[WrongValue] = []
     before: _Values = {}
     expected: _Values = {}
@@ -87,34 +86,38 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
         if MIXED_PRECISION in check.features:
             expected.update(_updated_in_float32(side, opened, step))
 
-    def end(*_arguments: object) -> None:
-        now, when = _values(side, opened)["model"], f"after the optimizer's step {step}"
-        for name, value in expected.items():
-            wrong = compare_values(name, value, now[name], when, dtype=torch.float32)
-            found.extend([wrong] if wrong is not None else [])
-
     optimizer.register_step_pre_hook(begin)
-    optimizer.register_step_post_hook(end)
     with comparable(side.run.dtype, side.device):
-        for step, batch in enumerate(side.batches[: check.options.resume_at]):  # noqa: B007 - in both hooks
+        for step, batch in enumerate(side.batches[: check.options.resume_at]):
             _train(opened, [batch])
-            before = _values(side, opened)["model"]
+            held = _values(side, opened)
+            before = held["model"]
+            now, when = before | held["held"], f"after the optimizer's step {step}"
+            for name, value in expected.items():
+                actual = now.get(name)
+                if (
+                    isinstance(actual, Tensor)
+                    and fits(actual, getattr(torch, side.run.dtype)).all()
+                ):
+                    wrong = compare_values(name, value, actual, when, dtype=torch.float32)
+                    found.extend([wrong] if wrong is not None else [])
     yield from found
 
 
 def _updated_in_float32(side: CandidateSide, opened: OpenedTrainer, step: int) -> _Values:
-    """Return what AdamW makes of the narrow parameters in float32."""
-    return {
-        item.name: step_adamw(
-            item.tensor.detach().float(),
-            item.tensor.grad.float(),
-            opened.trainer.optimizer.state.get(item.tensor, {}),
-            side.plan.settings_of(item.name, step),
-            torch.float32,
-        )[0]
-        for item in named_parameters(opened.trainer.model)
-        if item.tensor.grad is not None and float_format(str(item.tensor.dtype)[6:]).is_narrow
-    }
+    """Return weights and moments that AdamW makes in float32 of the trainer's gradients."""
+    expected: _Values = {}
+    for item in named_parameters(opened.trainer.model):
+        if item.tensor.grad is not None:
+            held = opened.trainer.optimizer.state.get(item.tensor, {})
+            settings = side.plan.settings_of(item.name, step)
+            weight, gradient = (one.detach().float() for one in (item.tensor, item.tensor.grad))
+            expected[item.name], moments = step_adamw(
+                weight, gradient, held, settings, torch.float32
+            )
+            for name in ("exp_avg", "exp_avg_sq"):
+                expected[f"moments.{item.name}.{name}"] = moments[name]
+    return expected
 
 
 class _Checkpoint:
