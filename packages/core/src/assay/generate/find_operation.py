@@ -34,6 +34,7 @@ from assay.sites import CallSite
 from assay.trace import Trace, TraceWriter
 
 _YARDSTICK, _NOISE_RUN, _CANDIDATE = "yardstick", "noise", "candidate"
+_CALLED = "called"
 
 
 class ModuleCall(NamedTuple):
@@ -42,6 +43,8 @@ class ModuleCall(NamedTuple):
     check: GenerateCheck
     side: Literal["reference", "candidate"]
     site: CallSite
+    separate: tuple[str, ...] = ()
+    """Of the reference: the modules inside the call that the candidate calls and that have their own stages."""
 
     @property
     def folder(self) -> Path:
@@ -56,8 +59,11 @@ _OPERATIONS: "RemoteFunction[ModuleCall, None]" = RemoteFunction(
 
 def find_operation(check: GenerateCheck, site: CallSite, progress: Progress) -> str | None:
     """Return the first wrong operation of the call at `site`; None if none exceeds its limit."""
-    (trusted,) = _record(ModuleCall(check, "reference", site), progress)
     candidates = _record(ModuleCall(check, "candidate", site), progress)
+    # Modules that the candidate never calls, such as a fused activation, belong to the stage of their caller.
+    called = {path for one in candidates for path in one.attachment_json(_CALLED)}
+    wanted = ModuleCall(check, "reference", site, tuple(sorted(called)))
+    (trusted,) = _record(wanted, progress)
     yardstick, noise = (_read(trusted, part) for part in (_YARDSTICK, _NOISE_RUN))
     recorded = GoldenSection.open(check.golden_folder, check.dtype).steps.find(site)
     whole = put_together([_read(one, _CANDIDATE) for one in candidates], yardstick, noise)
@@ -109,7 +115,9 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
             with progress.step(f"loads {check.model}"):
                 side = load_candidate(check, golden, rank)
             with progress.task(f"records operations of {module}", num_tokens, "tokens"):
-                _store(writer, _CANDIDATE, _operations(side, section, work, wanted.site))
+                recorder = _operations(side, section, work, wanted.site, None)
+            _store(writer, _CANDIDATE, recorder.operations)
+            writer.attach_json(_CALLED, sorted(recorder.called))
             return
         choose_threads(golden.model.num_parameters)
         device = open_run(parse_run(golden.reference["run"]))
@@ -129,7 +137,8 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
 
         for name in (_YARDSTICK, _NOISE_RUN):
             with progress.task(f"{name}: records operations of {module}", num_tokens, "tokens"):
-                _store(writer, name, _operations(load(name), section, work, wanted.site))
+                recorder = _operations(load(name), section, work, wanted.site, wanted.separate)
+            _store(writer, name, recorder.operations)
 
 
 def shortened(section: GoldenSection, site: CallSite) -> Work:
@@ -144,20 +153,26 @@ def shortened(section: GoldenSection, site: CallSite) -> Work:
     return Work(replace(work.batch, max_new_tokens=steps), work.source)
 
 
-def _operations(side: Side, section: GoldenSection, work: Work, site: CallSite) -> list[Operation]:
-    """Run a side on the recorded inputs, and return the operations of the call at `site`."""
+def _operations(
+    side: Side,
+    section: GoldenSection,
+    work: Work,
+    site: CallSite,
+    separate: tuple[str, ...] | None,
+) -> OperationRecorder:
+    """Run a side on the recorded inputs, and return the recorder of the call at `site`."""
     replayer = Replayer(
         section.steps, section.boundary, attention_of(side.loaded), source=work.source
     )
     replayer.layout = side.layout
     tracer = ModuleTracer(replayer)
-    recorder = OperationRecorder(tracer, (site.module, site.step, 0))
+    recorder = OperationRecorder(tracer, (site.module, site.step, 0), separate)
     numbers = [batch.number for batch in section.batches]
     tokens = section.tensors("tokens")[numbers.index(work.batch.number)]
     with tracer.attached(side.loaded.model):
         tracer.begin_batch(work.batch.number, timeline_of(work.batch))
         run_forced(side, work, tokens[:, : work.batch.max_new_tokens], recorder)
-    return recorder.operations
+    return recorder
 
 
 def _store(writer: TraceWriter, part: str, operations: list[Operation]) -> None:

@@ -7,7 +7,7 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -290,6 +290,11 @@ class ModuleTracer:
     def active(self) -> ActiveCall | None:
         """The innermost running call; None outside of the model."""
         return self._stack[-1] if self._stack else None
+
+    @property
+    def running(self) -> Sequence[ActiveCall]:
+        """The calls that have not ended, outermost first."""
+        return self._stack
 
     @contextmanager
     def attached(self, model: nn.Module, modules: Collection[str] | None = None) -> Iterator[None]:

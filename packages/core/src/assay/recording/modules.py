@@ -1,7 +1,7 @@
 """Recording the module calls of a model, its operations (aten), and the gradients at module boundaries."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -354,17 +354,33 @@ class OperationRecorder(OperationWatcher):
     """Keeps the results of the operations of one module in one call.
 
     wanted: path, step and call of the module.
+    separate: paths of the modules inside it whose operations are left out; those of other modules
+        count as its own. None: all.
     """
 
-    def __init__(self, tracer: ModuleTracer, wanted: tuple[str, int, int]) -> None:
+    def __init__(
+        self,
+        tracer: ModuleTracer,
+        wanted: tuple[str, int, int],
+        separate: Collection[str] | None = None,
+    ) -> None:
         super().__init__(tracer)
         self._wanted = wanted
+        self._separate = separate
         self.operations: list[Operation] = []
+        self.called: set[str] = set()
+        """Paths of the modules that ran operations inside the call."""
 
     def after_operation(self, active: ActiveCall, func: OpOverload, result: object) -> None:
         """Keep the results of an operation of the wanted call."""
-        site = active.call.site
-        if (site.module, site.step, site.call) != self._wanted:
+        del active
+        sites = [one.call.site for one in self._tracer.running]
+        names = [(site.module, site.step, site.call) for site in sites]
+        if self._wanted not in names:
+            return
+        inside = [name for name, _, _ in names[names.index(self._wanted) + 1 :]]
+        self.called.update(inside)
+        if inside and (self._separate is None or not set(self._separate).isdisjoint(inside)):
             return
         name = operation_name(func)
         if func.namespace.startswith(COLLECTIVES) and name != WAIT:

@@ -44,10 +44,10 @@ def find_wrong_operation(
     unit_roundoff: float,
     rows: RowMap | None = None,
 ) -> WrongOperation | None:
-    """Find the first operation over a limit, or else the first that the reference lacks.
+    """Find the first operation over a limit, or else the one that the reference lacks.
 
     rows: of the call; padding is ignored.
-    Returns: None if all operations have partners and are within the limits.
+    Returns: None if all operations have partners and are within the limits, or if several may be wrong.
     """
     actual, expected, noise = (computing(side) for side in (actual, expected, noise))
     found = _find_first(actual, expected, noise, limits, unit_roundoff, rows)
@@ -71,17 +71,37 @@ def _find_first(
 ) -> WrongOperation | None:
     partners = _align(actual, expected)
     noise_partners = {j: i for i, j in _align(noise, expected).items()}
+
+    def compare(operation: Operation, partner: int) -> tuple[Ratio | None, bool]:
+        number = noise_partners.get(partner)
+        reference = noise[number] if number is not None else None
+        ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff, rows)
+        return ratio, ratio is None or not ratio.value > limits.of(ratio.statistic)
+
+    has_equal_names = [one.name for one in actual] == [one.name for one in expected]
+
+    def is_of_reference(operation: Operation) -> bool:
+        """Return True if another operation of the reference has this result."""
+        return not has_equal_names and any(
+            _have_one_size(operation, expected[other]) and compare(operation, other)[1]
+            for other in range(len(expected))
+        )
+
+    extra: list[int] = []
+    suspects: list[int] = []  # of them, those after the last right operation
     for number, operation in enumerate(actual):
         partner = partners.get(number)
-        if partner is None:
-            continue
-        noise_number = noise_partners.get(partner)
-        reference = noise[noise_number] if noise_number is not None else None
-        ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff, rows)
-        if ratio is not None and ratio.value > limits.of(ratio.statistic):
-            return WrongOperation(operation.name, number, ratio)
-    extra = [number for number in range(len(actual)) if number not in partners]
-    return WrongOperation(actual[extra[0]].name, extra[0], None) if extra else None
+        ratio, is_right = (None, False) if partner is None else compare(operation, partner)
+        if is_right or is_of_reference(operation):
+            suspects = []
+        elif ratio is not None:
+            # Without its inputs, it cannot be told from the operations that may have made them.
+            return None if suspects else WrongOperation(operation.name, number, ratio)
+        else:
+            extra.append(number)
+            suspects.append(number)
+    found = extra if len(extra) == 1 else suspects
+    return WrongOperation(actual[found[0]].name, found[0], None) if len(found) == 1 else None
 
 
 def computing(operations: Sequence[Operation]) -> list[Operation]:

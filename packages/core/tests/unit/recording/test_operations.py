@@ -30,6 +30,16 @@ def test_operations_of_one_module_are_recorded_without_those_of_its_children() -
     assert [operation.name for operation in record(model, ("", 0, 0))] == ["mul"]
 
 
+def test_operations_of_children_that_the_other_side_never_calls_are_the_module_s_own() -> None:
+    model = Gated()
+    wanted, separate = ("", 0, 0), {"up", "norm"}
+    with watching(model) as tracer, OperationRecorder(tracer, wanted, separate) as recorder:
+        model(torch.ones(2, 4))
+
+    assert [operation.name for operation in recorder.operations] == ["silu", "mul"]
+    assert recorder.called == {"up", "act", "norm"}
+
+
 def test_operations_of_another_call_are_not_recorded() -> None:
     assert len(record(Gated(), ("act", 1, 0), calls=3)) == 1
     assert record(Gated(), ("act", 3, 0), calls=3) == []

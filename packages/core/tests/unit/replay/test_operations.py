@@ -121,6 +121,39 @@ def test_wrong_values_count_more_than_an_extra_operation(values: dict[str, Tenso
     assert wrong.name == "mul"
 
 
+def gated(dtype: torch.dtype, *, fused: str = "", factor: float = 1.0) -> list[Operation]:
+    """A gated projection between its children, which are correct; `fused` says how it is written."""
+    generator = torch.Generator().manual_seed(0)
+    gate, up = torch.randn(2, 4, 64, 32, generator=generator, dtype=torch.float64).to(dtype)
+    act = torch.nn.functional.gelu(gate) if fused == "gelu" else torch.nn.functional.silu(gate)
+    found = [operation(fused or "silu", act)]
+    if fused == "sigmoid":
+        found = [operation("sigmoid", gate.sigmoid()), operation("mul", gate * gate.sigmoid())]
+    found.append(operation("mul", act * up))
+    if factor != 1.0:
+        found.append(operation("mul", act * up * factor))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fused", "name", "number"), [("", "mul", 2), ("sigmoid", "mul", 3), ("gelu", None, None)]
+)
+def test_correct_operations_before_the_wrong_one_are_not_named(
+    fused: str, name: str | None, number: int | None
+) -> None:
+    expected, noise = gated(torch.float64), gated(torch.bfloat16)
+    factor = 1.0 if fused == "gelu" else 1.02
+    wrong = find_wrong_operation(
+        gated(torch.bfloat16, fused=fused, factor=factor), expected, noise, LIMITS, UNIT
+    )
+    # The result of gelu is wrong, or that of the product with it: without their inputs, none is named.
+    assert (wrong and wrong.name, wrong and wrong.number) == (name, number)
+    right = find_wrong_operation(
+        gated(torch.bfloat16, fused=fused.replace("gelu", "")), expected, noise, LIMITS, UNIT
+    )
+    assert right is None or right.name == "sigmoid"  # nothing else differs
+
+
 def test_fused_operation_is_compared_with_the_last_that_it_stands_for(
     values: dict[str, Tensor],
 ) -> None:
