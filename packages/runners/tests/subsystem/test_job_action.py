@@ -138,6 +138,26 @@ def test_a_job_writes_its_summary_and_fails_with_its_command(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("given", "seen"),
+    [("", "https://of.machine"), ("https://of.input", "https://of.input https://of.machine")],
+)
+def test_an_index_of_the_machine_stays(tmp_path: Path, given: str, seen: str) -> None:
+    action: dict[str, Any] = YAML(typ="safe").load(ACTION.read_text(encoding="utf-8"))
+    step = action["runs"]["steps"][0]
+    assert step["env"]["EXTRA_INDEX"] == "${{ inputs.pip-index }}"
+    assert "PIP_EXTRA_INDEX_URL" not in step["env"]
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\necho "$PIP_EXTRA_INDEX_URL" >> {tmp_path}/seen\n')
+    python.chmod(0o755)
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    variables = {"PIP_EXTRA_INDEX_URL": "https://of.machine", "EXTRA_INDEX": given}
+    names = {"PATH": path, "VERSION": "1", "MACHINE": "box", "TIER": ""}
+    subprocess.run(words, check=True, env={**os.environ, **names, **variables})
+    assert set((tmp_path / "seen").read_text(encoding="utf-8").split("\n")) == {seen, ""}
+
+
+@pytest.mark.parametrize(
     ("entry", "message"),
     [
         ('[[generate]]\nmodel = "m"\nlevl = "logits"', "assay.toml: generate: No such option: --levl"),
@@ -201,7 +221,7 @@ def replace(old: str, new: str) -> Edit:
 
 
 CLEAN = {
-    "check: generate": "passed", "smoke: smoke-1": "passed", "smoke: smoke-2": "passed",
+    "check: generate": "passed", "smoke: smoke-train": "passed", "smoke: smoke-large-batches": "passed",
     "smoke: data": "passed", "expectations: expectations": "passed",
 }  # fmt: skip
 
@@ -211,15 +231,15 @@ BUGS: dict[str, tuple[str, Edit, str]] = {
     ),
     "an optimizer that is not restored": (
         "train.py", replace('        optimizer.load_state_dict(state["optimizer"])\n', ""),
-        "smoke: smoke-1",
+        "smoke: smoke-train",
     ),
     "only the last micro-batch counts": (
         "train.py", replace("            loss.backward()", "            optimizer.zero_grad(); loss.backward()"),
-        "smoke: smoke-1",
+        "smoke: smoke-train",
     ),
     "frozen parameters that one launch line trains": (
         "ci/large-batches.toml", replace('    "--freeze", "model.embed_tokens",\n', ""),
-        "smoke: smoke-2",
+        "smoke: smoke-large-batches",
     ),
     "labels at padding": ("collate.py", replace("-100", "tokenizer.pad_token_id or 0"), "smoke: data"),
     "another model than was captured": (

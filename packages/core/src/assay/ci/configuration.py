@@ -5,7 +5,7 @@ needs no change here.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -223,9 +223,10 @@ def _missing_in(word: str, root: Path) -> str:
 def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:
     for table, kind in _KINDS.items():
         entries: tuple[Entry, ...] = getattr(configuration, table)
+        names = _names_of(table, kind, entries)
         for number, entry in enumerate(entries, start=1):
             where = f"{FILE}: entry {number} of {table}"
-            name = table if len(entries) == 1 else f"{table}-{number}"
+            name = names[number - 1]
             options = _with_defaults(table, kind, entry, machine)
             baseline = options.pop("baseline", None) if table == "bench" else None
             yield Step(kind.tier, name, (*kind.command, *_words_of(kind, options, where)))
@@ -233,6 +234,21 @@ def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:
                 yield Step(
                     kind.tier, f"{name}-compare", ("bench", "compare", str(baseline), f"{{{name}}}")
                 )
+
+
+def _names_of(table: str, kind: _Kind, entries: Sequence[Entry]) -> list[str]:
+    """Name the entries of a table: by what they check if that tells them apart, else by their numbers."""
+    if len(entries) == 1:
+        return [table]
+    found = []
+    for entry in entries:
+        value = entry.get(kind.positional)
+        path = Path(value.removeprefix("command:") if isinstance(value, str) else "")
+        stem = path.parent.name if path.name == "smoke.toml" else path.stem
+        found.append(f"{table}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)}")
+    if len(set(found)) == len(found) and f"{table}-" not in found:
+        return found
+    return [f"{table}-{number}" for number in range(1, len(entries) + 1)]
 
 
 def _with_defaults(table: str, kind: _Kind, entry: Entry, machine: Machine) -> Entry:

@@ -42,6 +42,8 @@ class StepResult:
     seconds: float
     failure: str = ""
     """The reason that it does not pass; "" for a pass."""
+    num_unchecked: int = 0
+    """The number of levels that a PASS leaves unchecked."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,10 @@ def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     code, failure = _judge(process.returncode, own)
     if process.returncode and code == _ERROR and complaint:
         failure = complaint
-    return StepResult(step, words, own, code, time.monotonic() - started, failure)
+    unchecked = (
+        0 if code else sum(report.num_unchecked for report in read_reports(find_runs(own))[0])
+    )
+    return StepResult(step, words, own, code, time.monotonic() - started, failure, unchecked)
 
 
 def _forward(lines: Iterable[str]) -> str:
@@ -132,10 +137,11 @@ def write_job(job: JobResult, folder: Path) -> str:
 
 def _summarize(job: JobResult, reports: list[Report], unreadable: list[str]) -> Iterator[str]:
     """Yield blocks of Markdown: each command's result, how to repeat failures, and all reports."""
-    yield f"# {escape_markdown(job.target)}: {_WORDS[job.exit_code]}"
+    left = _describe_unchecked(sum(result.num_unchecked for result in job.results))
+    yield f"# {escape_markdown(job.target)}: {_WORDS[job.exit_code]}{left}"
     lines = ["| tier | command | result | time |", "|---|---|---|--:|"]
     for result in job.results:
-        words = result.failure or "PASS"
+        words = result.failure or f"PASS{_describe_unchecked(result.num_unchecked)}"
         lines.append(
             f"| {result.step.tier} | {result.step.name} | {escape_markdown(words)} | {result.seconds:.0f} s |"
         )
@@ -147,6 +153,10 @@ def _summarize(job: JobResult, reports: list[Report], unreadable: list[str]) -> 
     yield from unreadable
     if reports:
         yield render_markdown_of(reports).rstrip()
+
+
+def _describe_unchecked(count: int) -> str:
+    return f", {count} part{'s' if count > 1 else ''} unchecked" if count else ""
 
 
 def _list_suites(job: JobResult, reports: list[Report], folder: Path) -> Iterator[Suite]:

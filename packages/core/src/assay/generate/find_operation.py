@@ -61,7 +61,10 @@ def find_operation(check: GenerateCheck, site: CallSite, progress: Progress) -> 
     """Return the first wrong operation of the call at `site`; None if none exceeds its limit."""
     candidates = _record(ModuleCall(check, "candidate", site), progress)
     # Modules that the candidate never calls, such as a fused activation, belong to the stage of their caller.
-    called = {path for one in candidates for path in one.attachment_json(_CALLED)}
+    called: set[str] = set()
+    for one in candidates:
+        paths: Any = one.attachment_json(_CALLED)
+        called |= {*paths}
     wanted = ModuleCall(check, "reference", site, tuple(sorted(called)))
     (trusted,) = _record(wanted, progress)
     yardstick, noise = (_read(trusted, part) for part in (_YARDSTICK, _NOISE_RUN))

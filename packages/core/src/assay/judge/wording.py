@@ -237,6 +237,10 @@ def describe_sides(verdict: Verdict) -> str:
     reference = verdict.reference.get("run") or "the reference"
     if "format" in verdict.candidate:
         return one_line(f"{candidate} against {reference}")
+    if case := verdict.candidate.get("case"):  # of smoke
+        name = f"{case} with {name}" if verdict.model.get("name") else str(case)
+        if "run" not in verdict.candidate:
+            return one_line(name)
     return one_line(f"{name} on {candidate} against {reference}")
 
 

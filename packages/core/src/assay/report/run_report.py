@@ -1,6 +1,7 @@
 """The content of a report, selected and ordered for all formats."""
 
 import math
+import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,15 @@ from assay.judge.wording import (
     describe_sides,
     format_number,
 )
-from assay.runs.results import read_measurements, read_verdict
+from assay.runs.results import find_golden, read_measurements, read_verdict
 from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 
 # Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
+
+# The commands whose failures `assay reproduce` takes.
+_REPRODUCED = (("check", "generate"), ("check", "train"))
 
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
@@ -114,6 +118,30 @@ class Report:
     def explanation(self) -> Explanation:
         """Put the verdict into words."""
         return explain_verdict(self.verdict, self.decided)
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats the run, into a new folder; "" if it is unknown."""
+        words = iter(self.verdict.command)
+        kept = [one for one in words if not (one == "--output" and next(words, one))]
+        return shlex.join(one for one in kept if not one.startswith("--output="))
+
+    @property
+    def next_commands(self) -> list[str]:
+        """Return what to run next: the explanation, and if the golden is kept, the failure by itself."""
+        verdict, found = self.verdict, [self.explanation.next_command or ""]
+        is_placed = verdict.verdict is Outcome.FAIL and bool(verdict.location or verdict.suspects)
+        has_golden = "--golden" in verdict.command or find_golden(self.folder) != self.folder
+        if is_placed and has_golden and tuple(verdict.command[1:3]) in _REPRODUCED:
+            found.append(shlex.join(("assay", "reproduce", str(self.folder))))
+        return [one for one in found if one]
+
+    @property
+    def num_unchecked(self) -> int:
+        """Return the number of levels that a PASS leaves unchecked."""
+        return sum(
+            bool((one.model_extra or {}).get("unchecked")) for one in self.verdict.levels.values()
+        )
 
     @property
     def what_decided(self) -> str:

@@ -1,6 +1,5 @@
 """Reports as text: for the terminal, and as Markdown for job summaries of GitHub."""
 
-import shlex
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -53,8 +52,8 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     yield Text(words.headline)
     for detail in words.details:
         yield Text(f"  {detail}")
-    if words.next_command:
-        yield Text.assemble("Next: ", (words.next_command, "bold"))
+    for command in report.next_commands:
+        yield Text.assemble("Next: ", (command, "bold"))
     if verdict.verdict is not Outcome.PASS and report.ladder:
         verdicts = [rung.level.verdict for rung in report.ladder]
         yield Text("")
@@ -119,8 +118,8 @@ def render_markdown(report: Report) -> str:
     resolution = describe_resolution(verdict, report.decided)
     if resolution and verdict.verdict is Outcome.FAIL:
         blocks.append(escape_markdown(resolution))
-    if verdict.command:
-        blocks.append("To repeat it:\n\n" + markdown_block(shlex.join(verdict.command)))
+    if report.command:
+        blocks.append("To repeat it:\n\n" + markdown_block(report.command))
     if report.facts and verdict.verdict is not Outcome.PASS:
         blocks.append(_facts(report))
     return "\n\n".join(block for block in blocks if block) + "\n"

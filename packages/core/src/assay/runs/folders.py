@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shlex
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,12 +29,11 @@ class FolderError(UsageError):
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod
-    def without_verdict(cls, folder: Path) -> "FolderError":
-        """Make the error for the folder of a run without a verdict."""
+    def unfinished(cls, folder: Path) -> "FolderError":
+        """Make the error for the folder of a run that left no result."""
         return cls(
-            f"{folder} holds a run without a verdict: it was refused or interrupted, or is still"
-            " running. Name a new folder with --output, or remove what is left of it: rm -r"
-            f" {shlex.quote(str(folder))}"
+            f"{folder} holds a run without a result: it was refused or interrupted, or is still"
+            " running. Name a new folder with --output"
         )
 
     @classmethod
@@ -100,8 +98,8 @@ class RunFolder:
         except OSError as error:
             raise DiskError.refused(path, error) from error
         if names:
-            if MARK in names and _VERDICT not in names:
-                raise FolderError.without_verdict(path)
+            if MARK in names and not _is_finished(path):
+                raise FolderError.unfinished(path)
             held = "another run" if MARK in names else ", ".join(sorted(names)[:4])
             raise FolderError.not_empty(path, held)
         text = json.dumps({"run": command} | provenance(), indent=1) + "\n"
@@ -151,6 +149,14 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> Path:
         """Write a file of this folder, whole or not at all. Returns: its path. Raises: DiskError."""
         return write_whole(self.path / name, text)
+
+
+def _is_finished(folder: Path) -> bool:
+    """Return True if a run left a verdict, for itself or for its parts, or another record than its logs."""
+    return any(folder.glob(f"**/{_VERDICT}")) or any(
+        file.suffix in (".json", ".html", ".toml") and file.name != MARK
+        for file in folder.iterdir()
+    )
 
 
 def _default_path(command: str) -> Path:

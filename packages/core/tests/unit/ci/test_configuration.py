@@ -72,7 +72,7 @@ def test_a_job_runs_its_tiers_in_their_order(tmp_path: Path) -> None:
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     named = [(step.tier, step.name) for step in steps]
     assert named == [
-        ("check", "load-1"), ("check", "load-2"), ("smoke", "smoke"), ("expectations", "expectations"),
+        ("check", "load-m"), ("check", "load-n"), ("smoke", "smoke"), ("expectations", "expectations"),
     ]  # fmt: skip
     assert list_distributions(steps) == ["assay-core", "assay-smoke", "assay-expectations"]
     assert list_distributions(steps[:2]) == ["assay-core"]
@@ -169,7 +169,7 @@ collator = "b.py:pad"
 """
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     assert find_missing(steps, tmp_path) == [
-        "load-2: models/tyny", "smoke: b.toml", "data: b.py",
+        "load-tyny: models/tyny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from assay.ci.configuration import Step
 from assay.ci.running import JUNIT_FILE, SUMMARY_FILE, JobResult, run_steps, write_job
 from assay.cli.application import app
+from assay.report.run_report import Report
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 LOAD = Step("check", "load", ("check", "load", "m"))
@@ -51,6 +52,15 @@ def test_a_job_passes_if_all_its_commands_do(run: Run, tmp_path: Path) -> None:
     assert job.exit_code == 0
     assert [result.failure for result in job.results] == ["", "", ""]
     assert job.results[0].words == ("check", "load", "m")
+
+
+def test_a_pass_says_how_many_parts_are_unchecked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Report, "num_unchecked", 1)
+    summary = write_job(run([LOAD, GENERATE], {}), tmp_path / "runs").splitlines()
+    assert summary[0] == "# box: PASS, 2 parts unchecked"
+    assert any(line.startswith("| check | load | PASS, 1 part unchecked |") for line in summary)
 
 
 def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reports on the terminal and as Markdown: whole outputs."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,39 @@ def printed(report: Report, width: int = 100) -> str:
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
     print_report(report, console, Path("runs/0412/report.html"))
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def test_a_failure_with_its_golden_is_offered_as_a_folder() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    Path("runs/0412/golden").mkdir()
+    lines = printed(report).splitlines()
+    assert (
+        lines[lines.index("Next: assay explain module-error") + 1]
+        == "Next: assay reproduce runs/0412"
+    )
+    passed = read_report(write_sample(Path("runs/0413"), CLEAN))
+    Path("runs/0413/golden").mkdir()
+    assert "reproduce" not in printed(passed)
+
+
+def test_the_command_to_repeat_a_run_names_no_output_folder() -> None:
+    report = read_report(write_sample(Path("runs/0412"), FAILED))
+    words = [
+        "assay",
+        "smoke",
+        "run",
+        "a b",
+        "--output",
+        "runs/0412",
+        "--device",
+        "cpu",
+        "--output=x",
+    ]
+    again = replace(report, verdict=report.verdict.model_copy(update={"command": words}))
+    assert again.command == "assay smoke run 'a b' --device cpu"
+    assert "To repeat it:\n\n```text\nassay smoke run 'a b' --device cpu\n" in render_markdown(
+        again
+    )
 
 
 def test_failure_is_printed_whole() -> None:

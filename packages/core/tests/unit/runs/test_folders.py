@@ -113,15 +113,24 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(file.name for file in folder.path.iterdir()) == ["run.json", "verdict.json"]
 
 
-def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
+def test_folder_of_a_run_without_a_result_says_so(tmp_path: Path) -> None:
     RunFolder.create("compare", tmp_path / "run")
     with pytest.raises(FolderError) as caught:
         RunFolder.create("compare", tmp_path / "run")
     assert (
-        "holds a run without a verdict: it was refused or interrupted, or is still running"
+        "holds a run without a result: it was refused or interrupted, or is still running"
         in str(caught.value)
     )
-    assert str(caught.value).endswith(f"rm -r {tmp_path / 'run'}")
+    assert "rm -r" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["session.json", "cases/one/verdict.json"])
+def test_a_session_whose_verdicts_are_in_its_parts_is_finished(tmp_path: Path, file: str) -> None:
+    folder = RunFolder.create("smoke run", tmp_path / "run").path
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text("{}")
+    with pytest.raises(FolderError, match="it holds another run"):
+        RunFolder.create("smoke run", folder)
 
 
 @removed_if_refused()

@@ -254,7 +254,8 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     found = checkpoints_of(run.launch)
     if not run.ended_well or not {1, 2} <= found.keys():
         problem = run.describe_bad_end() or "it wrote no checkpoints of steps 1 and 2"
-        return not_run(f"the run of two steps: {problem}; {unchecked}", unchecked=True)
+        reason = f"the run of two steps: {problem}; {unchecked}"
+        return not_run(reason, unchecked=True) if run.ended_well else not_compared(reason)
     logged = [loss.learning_rate for loss in run.losses]
     first, second = [-1.0 if rate is None else rate for rate in (*logged, None, None)][:2]
     step = 2 if first == 0 else 1  # a warmup may begin at zero
@@ -430,7 +431,7 @@ def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
         candidate={
             "run": library.device,
             "trainer": f"command:{toml}",
-            "name": library.name,
+            "case": library.name,
             "launch": library.launch,
         },
         notes=notes_on_runs(cycle, found),

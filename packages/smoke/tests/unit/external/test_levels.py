@@ -121,6 +121,23 @@ def test_an_old_model_fails_or_says_what_is_missing(
     assert str(level.reason).endswith(end)
 
 
+@pytest.mark.parametrize(("ended_well", "verdict"), [(False, Outcome.NOT_COMPARED), (True, None)])
+def test_a_crash_of_the_short_run_is_no_pass(
+    ended_well: bool, verdict: Outcome | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = SimpleNamespace(
+        launch=None,
+        ended_well=ended_well,
+        describe_bad_end=lambda: None if ended_well else "it exited with code 3",
+    )
+    library = SimpleNamespace(launch=["{steps}", "{save_every}"], model_copy=lambda **_: None)
+    cycle: Any = SimpleNamespace(library=library, run=lambda *_, **__: short)
+    monkeypatch.setattr(levels, "checkpoints_of", lambda _: {})
+    level = judge_first_save(cycle).level
+    assert level.verdict is verdict
+    assert ("exited with code 3" in str(level.reason)) is not ended_well
+
+
 MIB = 1 << 20
 
 

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import os
-import shlex
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -82,7 +81,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         report=report,
         verdict=report.verdict,
         explanation=report.explanation,
-        command=shlex.join(report.verdict.command),
+        command=report.command,
         heat_map=heat_map,
         tree=draw_tree(report),
         ranks=draw_ranks(report),
