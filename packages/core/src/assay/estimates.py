@@ -109,7 +109,9 @@ class TrialCall:
         parts = [part for _, cache in find_caches(output) for part in list_parts(cache)]
         cached = sum(part.tensor.numel() for part in parts if part.length is not None)
         num_state_values = sum(part.tensor.numel() for part in parts if part.length is None)
-        num_values = sum(one.numel() for one in seen.values()) + cached - output["logits"].numel()
+        logits = output.get("logits")
+        num_logits = 0 if logits is None else logits.numel()
+        num_values = sum(one.numel() for one in seen.values()) + cached - num_logits
         num_multiplied = operations.get_total_flops() / 2 / _TRIAL_TOKENS
         num_modules = sum(1 for _ in model.modules())
         return cls(num_values / _TRIAL_TOKENS, num_multiplied, num_modules, num_state_values)

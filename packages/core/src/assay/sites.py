@@ -138,6 +138,14 @@ class RowMap:
         """Return the number of tokens of each row in this call, T."""
         return len(self.positions[0]) if self.positions else 0
 
+    @property
+    def first_token(self) -> tuple[int, int]:
+        """Return prompt and position of the first token of the first row; position -1 without one."""
+        if not self.prompts:
+            return -1, -1
+        known = (position for position in self.positions[0] if position >= 0)
+        return self.prompts[0], next(known, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -10,7 +10,8 @@ Statistic = Literal[
     "non-finite", "exact",
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
     "replay-row-slope", "replay-share",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole",
+    "output-error", "output-worst", "loss-error",
     "trajectory-error", "accumulated", "norm-error",
     "cosine-distance", "kl-divergence",
 ]  # fmt: skip
@@ -68,6 +69,12 @@ STATISTICS: dict[str, StatisticEntry] = {
     "logits-error": StatisticEntry("relative error of the logits", is_general=True),
     "logits-worst": StatisticEntry("relative error of the worst token's logits", is_general=True),
     "logits-whole": StatisticEntry("relative error over the whole vocabulary", is_general=True),
+    "output-error": StatisticEntry(
+        "relative error of an output", limit_of="logits-error", is_general=True
+    ),
+    "output-worst": StatisticEntry(
+        "relative error of the worst row of an output", limit_of="logits-worst", is_general=True
+    ),
     "loss-error": StatisticEntry("relative error of the losses", is_general=True),
     "trajectory-error": StatisticEntry(
         "median distance of a trained parameter from the reference's"

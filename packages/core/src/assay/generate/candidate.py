@@ -5,7 +5,7 @@ It never judges, because a setup function may have patched anything in this proc
 
 import inspect
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -369,9 +369,9 @@ class _Candidate:
             tokens += [free.tokens for _, free in parts]
             if expected is None:
                 for number, (_, free) in zip(numbers, parts, strict=True):
-                    repeated.offer(number, free.logits)
+                    repeated.offer(number, free.outputs)
             elif all(torch.equal(tokens[number], expected[number]) for number in numbers):
-                self._keep_logits(writer, numbers, [free.logits for _, free in parts], repeated)
+                self._keep_outputs(writer, numbers, [free.outputs for _, free in parts], repeated)
                 self._num_replaced += self._choices.num_replaced - before
             else:
                 forced += numbers
@@ -391,25 +391,31 @@ class _Candidate:
         before = self._choices.num_replaced
         for _, of_batch in groupby(numbers, key=lambda number: self._works[number].source.batch):
             batch = list(of_batch)
-            logits = [
-                run_forced(self._side, self._works[number], tokens[number]).logits
+            outputs = [
+                run_forced(self._side, self._works[number], tokens[number]).outputs
                 for number in batch
             ]
-            self._keep_logits(writer, batch, logits, repeated)
+            self._keep_outputs(writer, batch, outputs, repeated)
         self._num_replaced += self._choices.num_replaced - before
 
-    def _keep_logits(
+    def _keep_outputs(
         self,
         writer: TraceWriter,
         numbers: Sequence[int],
-        logits: list[Tensor],
+        outputs: Sequence[Mapping[str, Tensor]],
         repeated: RepeatedWork,
     ) -> None:
-        """Attach the logits of all works of one batch."""
-        for number, of_work in zip(numbers, logits, strict=True):
+        """Attach the outputs of all works of one batch. Raises: OutputError for others than the golden's."""
+        for number, of_work in zip(numbers, outputs, strict=True):
+            if of_work.keys() != set(self._section.outputs):
+                expected = ", ".join(sorted(self._section.outputs))
+                raise OutputError(
+                    f"the model returned {', '.join(sorted(of_work))}, the reference {expected}"
+                )
             repeated.offer(number, of_work)
         batch = self._works[numbers[0]].source.batch
-        attach_batch(writer, "logits", batch, torch.cat(logits))
+        for name in self._section.outputs:
+            attach_batch(writer, name, batch, torch.cat([of_work[name] for of_work in outputs]))
 
     def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
         """Compute the sampler's scores for the reference's logits."""

@@ -13,8 +13,11 @@ from assay.files import write_whole
 from assay.generate.generation_loop import count_tokens
 from assay.generate.golden import (
     LOAD,
+    LOGITS,
     MANIFEST,
     NOISE,
+    NOISE_PREFIX,
+    OUTPUTS,
     USAGE,
     GoldenManifest,
     ModelIdentity,
@@ -210,6 +213,7 @@ class _Capture:
         self.num_tokens = count_tokens(self.plan.batches)
         self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
+        self.outputs: list[str] = []
 
     def run_yardstick(self, side: Side) -> None:
         """Generate freely, then record every module with these tokens forced."""
@@ -235,14 +239,17 @@ class _Capture:
         self.writer.attach_json(USAGE, watch.to_json())
 
     def _generate(self, side: Side, watch: UsageWatch) -> None:
-        """Generate freely while `watch` observes, and attach tokens and logits."""
+        """Generate freely while `watch` observes, and attach tokens and outputs."""
         sampling = self.spec.inputs.sampling
         generated = run_all_free(side, self.works, sampling, watch)
         for work, free in zip(self.works, generated, strict=True):
             # Teacher forcing would make the same calls with the same logits.
             self.tokens.append(free.tokens)
             self._attach("tokens", work, free.tokens)
-            self._attach("logits", work, free.logits)
+            for name, output in free.outputs.items():
+                self._attach(name, work, output)
+            self.outputs = list(free.outputs)
+        self.writer.attach_json(OUTPUTS, self.outputs)
 
     def run_noise(self, wide: str) -> Section:
         """Run the same work in the candidate's dtype, and measure it against the yardstick."""
@@ -260,7 +267,7 @@ class _Capture:
         side = Side(loaded, trusted_device(self.device, self.dtype, num_parameters))
         if choices.modules:
             side = replace(side, choices=replace_choices(choices, noise_of_choices))
-        deterministic = self._attach_noise_logits(side)
+        deterministic = self._attach_noise_outputs(side)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.spec.level == "module":
             with self.progress.step("noise run: measures how errors accumulate"):
@@ -281,23 +288,24 @@ class _Capture:
         )
 
     def _attach_scores(self, side: Side) -> None:
-        logits = attached_batches(Trace.open(self.writer.folder), "logits", self.plan.batches)
+        logits = attached_batches(Trace.open(self.writer.folder), LOGITS, self.plan.batches)
         sampling = self.spec.inputs.sampling
         for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
             scores = processed_scores(side, work, tokens, expected, sampling)
             self._attach("scores", work, scores)
             advance_task("batches")
 
-    def _attach_noise_logits(self, side: Side) -> bool:
-        """Attach the forced logits. Returns: True if a second run is bitwise equal."""
+    def _attach_noise_outputs(self, side: Side) -> bool:
+        """Attach the forced outputs. Returns: True if a second run is bitwise equal."""
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
         repeated = RepeatedWork(works)
         with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
             for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
-                logits = run_forced(side, work, tokens).logits
-                self._attach("noise-logits", work, logits)
-                repeated.offer(number, logits)
+                outputs = run_forced(side, work, tokens).outputs
+                for name in self.outputs:
+                    self._attach(NOISE_PREFIX + name, work, outputs[name])
+                repeated.offer(number, outputs)
         with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 

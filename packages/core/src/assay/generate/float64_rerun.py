@@ -278,20 +278,27 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _agrees(side: Side, section: GoldenSection, visit: Visit | None = None) -> bool:
-    """Return True if the logits for the golden's tokens agree. visit: as for `_Ports`."""
-    logits = section.tensors("logits")
-    allowed = EXACT_AGREEMENT**2 * sum(float(one.double().pow(2).sum()) for one in logits)
-    difference = 0.0
+    """Return True if the outputs for the golden's tokens agree. visit: as for `_Ports`."""
+    outputs = {name: section.tensors(name) for name in section.outputs}
+    allowed = {
+        name: EXACT_AGREEMENT**2 * sum(float(one.double().pow(2).sum()) for one in tensors)
+        for name, tensors in outputs.items()
+    }
+    difference = dict.fromkeys(outputs, 0.0)
     works, tokens = whole_batches(section.batches), section.tensors("tokens")
     with nullcontext() if visit is None else watched(side, UsageWatch(_Ports(visit))) as tracer:
-        for work, forced, expected in zip(works, tokens, logits, strict=True):
+        for number, (work, forced) in enumerate(zip(works, tokens, strict=True)):
             if tracer is not None:
                 work.begin(tracer)
-            actual = run_forced(side, work, forced).logits.double()
-            difference += float((actual - expected.double()).pow(2).sum())
-            # Written so that NaN is a difference. It only grows: the other batches cannot undo it.
-            if not difference <= allowed:
+            actual = run_forced(side, work, forced).outputs
+            if actual.keys() != outputs.keys():
                 return False
+            for name, expected in outputs.items():
+                change = actual[name].double() - expected[number].double()
+                difference[name] += float(change.pow(2).sum())
+                # Written so that NaN is a difference. It only grows: other batches cannot undo it.
+                if not difference[name] <= allowed[name]:
+                    return False
     return True
 
 

@@ -4,7 +4,7 @@ Teacher forcing also uses the generation loop, so that its positions, masks and 
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from assay.errors import AssayError, UsageError, raised_in_words
+from assay.generate.golden import LOGITS
 from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
@@ -21,6 +22,9 @@ from assay.models.config_files import first_line
 from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
+
+# Outputs that restate the input of a loss or hold single numbers of a batch, not of its rows.
+_NO_OUTPUTS = frozenset({"loss", "aux_loss", "z_loss"})
 
 
 class OutputError(UsageError):
@@ -51,20 +55,25 @@ class Generated:
 
     tokens: Tensor
     """(B, N) generated ids; N is 0 for a model that does not generate."""
-    logits: Tensor
-    """(B, N, V) before any processor, on the CPU, in the generation loop's precision; (B, T, V) for
-    a model that does not generate."""
+    outputs: Mapping[str, Tensor]
+    """The model's outputs by name, on the CPU. `LOGITS` of a model that generates are (B, N, V), before any
+    processor, in the generation loop's precision; the outputs of other models are as `name_outputs` says."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Return the logits over the vocabulary. Raises: KeyError without."""
+        return self.outputs[LOGITS]
 
 
 class _Force(LogitsProcessor):
     """A processor that allows only the given token at every step."""
 
-    def __init__(self, tokens_BN: Tensor, prompt_length: int) -> None:
+    def __init__(self, tokens_BN: Tensor, first_length: int) -> None:
         self._tokens_BN = tokens_BN
-        self._prompt_length = prompt_length
+        self._first_length = first_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        step = input_ids.shape[1] - self._prompt_length
+        step = input_ids.shape[1] - self._first_length
         token_B1 = self._tokens_BN[:, step : step + 1].to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter(1, token_B1, 0.0)
 
@@ -72,13 +81,19 @@ class _Force(LogitsProcessor):
 class _Count(LogitsProcessor):
     """A counter of the tokens read in each step, without effect on the run."""
 
-    def __init__(self, prompt_length: int) -> None:
-        self._prompt_length = prompt_length
+    def __init__(self, batch: Batch) -> None:
+        self._prompt_length, self._first_length = batch.length, _first_length(batch)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         num_rows, length = input_ids.shape
-        advance_task("tokens", num_rows * (length if length == self._prompt_length else 1))
+        is_first = length == self._first_length
+        advance_task("tokens", num_rows * (self._prompt_length if is_first else 1))
         return scores
+
+
+def _first_length(batch: Batch) -> int:
+    """Return the length of the sequences that a generation extends: prompts, or a decoder's first ids."""
+    return len(batch.decoder_start) or batch.length
 
 
 def count_tokens(batches: Iterable[Batch]) -> int:
@@ -89,8 +104,17 @@ def count_tokens(batches: Iterable[Batch]) -> int:
 
 
 def timeline_of(batch: Batch) -> BatchPositions:
-    """Return prompts and positions of all columns of `batch`."""
-    return BatchPositions.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
+    """Return prompts and positions of all columns of `batch`, those of an encoder first."""
+    num_new = batch.max_new_tokens + len(batch.decoder_start)
+    return BatchPositions.of_batch(batch.prompts, batch.attention_mask, num_new)
+
+
+def model_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors of `batch` for `forward` and `generate`, on `device`."""
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if batch.decoder_input_ids is not None:
+        inputs["decoder_input_ids"] = batch.decoder_input_ids
+    return {name: value.to(device) for name, value in inputs.items()}
 
 
 def generate(
@@ -102,7 +126,7 @@ def generate(
 
 def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Generated:
     """Generate with the tokens (B, N) forced. Returns: the logits for each."""
-    force = _Force(tokens_BN, batch.input_ids.shape[1])
+    force = _Force(tokens_BN, _first_length(batch))
     return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
 
 
@@ -146,6 +170,7 @@ def generation_options(
         min_new_tokens=batch.max_new_tokens if loaded.eos_token_ids else None,
         pad_token_id=loaded.pad_token_id,
         prefill_chunk_size=batch.prefill_chunk,
+        num_beams=1,
         return_dict_in_generate=True,
         output_logits=True,
         **(sampling or GREEDY),
@@ -161,6 +186,8 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
     limits = limits_of(loaded)
     if not loaded.can_generate:
         return limits
+    if loaded.decoder_start:
+        return replace(limits, whole_prefill="the encoder reads it in one call")
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
     two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
     try:
@@ -179,30 +206,26 @@ def _run(
     model_arguments: dict[str, Any] | None = None,
 ) -> Generated:
     model: Any = loaded.model
-    device = next(model.parameters()).device
-    input_ids = batch.input_ids.to(device)
-    attention_mask = batch.attention_mask.to(device)
+    inputs = model_inputs(batch, next(model.parameters()).device)
     if not loaded.can_generate:
         with model_code():
-            output = model(input_ids=input_ids, attention_mask=attention_mask)
-            logits = output["logits"] if isinstance(output, dict) else output[0]
-        advance_task("tokens", input_ids.numel())
-        _require_logits([logits], (*input_ids.shape,))
-        return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
+            output = model(**inputs)
+        advance_task("tokens", inputs["input_ids"].numel())
+        outputs = name_outputs(output, loaded.vocab_size)
+        return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
     with model_code():
         result = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
+            **inputs,
             generation_config=config,
-            logits_processor=LogitsProcessorList([*processors, _Count(input_ids.shape[1])]),
+            logits_processor=LogitsProcessorList([*processors, _Count(batch)]),
             **(model_arguments or {}),
         )
     sequences, steps = (getattr(result, name, None) for name in ("sequences", "logits"))
     if not isinstance(sequences, Tensor) or not isinstance(steps, list | tuple):
         raise OutputError(f"generate returned {type(result).__name__} without sequences and logits")
     del result  # holds every step's logits, and the cache
-    num_rows, length = input_ids.shape
+    num_rows, length = len(batch.rows), _first_length(batch)
     _require_tokens(sequences, num_rows, length, batch.max_new_tokens)
     steps = list(steps)
     if len(steps) != batch.max_new_tokens:
@@ -217,7 +240,40 @@ def _run(
         raise OutputError(
             f"generate returned ids from {tokens.min()} to {tokens.max()}, not {known}"
         )
-    return Generated(tokens, logits)
+    return Generated(tokens, {LOGITS: logits})
+
+
+def name_outputs(output: object, vocab_size: int) -> dict[str, Tensor]:
+    """Name the floating-point tensors that a model returned, on the CPU.
+
+    Logits over the vocabulary, (B, T, V), are called `LOGITS`. The others have the prefix "output-":
+    hidden states (B, T, C), pooled embeddings (B, C), class scores (B, K).
+    output: a dict of transformers, a tuple or a tensor. Losses, caches and the states of layers are left out.
+    Raises: OutputError without any.
+    """
+    if isinstance(output, Mapping):
+        named = [(str(name), value) for name, value in output.items() if name not in _NO_OUTPUTS]
+    else:
+        values = output if isinstance(output, list | tuple) else [output]
+        named = [(str(number), value) for number, value in enumerate(values)]
+    found = {
+        name: value
+        for name, value in named
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim
+    }
+    if not found:
+        kinds = ", ".join(f"{name} of type {_kind_of(value)}" for name, value in named)
+        raise OutputError(f"the model returned no floating-point tensor: {kinds or 'nothing'}")
+    return {
+        LOGITS
+        if name in (LOGITS, "0") and value.ndim == 3 and value.shape[-1] == vocab_size
+        else f"output-{name}": value.cpu()
+        for name, value in found.items()
+    }
+
+
+def _kind_of(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _require_tokens(sequences: Tensor, num_rows: int, length: int, num_new: int) -> None:

@@ -35,6 +35,10 @@ from assay.verdicts import Coverage, Record, TokenPosition
 
 MANIFEST = "golden.json"
 GOLDEN_SCHEMA = 4
+# The output with the distribution of a token at every position.
+LOGITS = "logits"
+# Attachment that names the model's outputs, and the prefix of the noise run's.
+OUTPUTS, NOISE_PREFIX = "outputs", "noise-"
 # Attachments of measurements: of the noise run in a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
 # Attachment of the reference's load report.
@@ -122,8 +126,16 @@ class GoldenSection:
         """Return the entry of this dtype in the manifest."""
         return self.golden.sections[self.dtype]
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names of the model's outputs."""
+        if OUTPUTS not in self.trace.attachments:
+            return (LOGITS,)
+        names: Any = self.trace.attachment_json(OUTPUTS)
+        return tuple(names)
+
     def tensors(self, name: str) -> list[Tensor]:
-        """Return the tensors called `name` of each batch: tokens, logits, noise-logits, scores."""
+        """Return the tensors called `name` of each batch: tokens, scores, an output, or noise-OUTPUT."""
         return attached_batches(self.trace, name, self.batches)
 
     def noise(self) -> ReplayResults:
@@ -262,11 +274,11 @@ class GenerateEvidence:
         return None if problem is None else LevelResult(problem)
 
     def actual(self, name: str) -> list[Tensor]:
-        """Return the candidate's tensors of each batch: tokens, logits, scores."""
+        """Return the candidate's tensors of each batch: tokens, scores or an output."""
         return attached_batches(self.candidate, name, self.section.batches)
 
     def expected(self, name: str) -> list[Tensor]:
-        """Return the golden's tensors of each batch: tokens, logits, noise-logits, scores."""
+        """Return the golden's tensors of each batch: tokens, scores, an output, or noise-OUTPUT."""
         return self.section.tensors(name)
 
     def token(self, prompt: int, position: int) -> TokenPosition:
@@ -280,6 +292,14 @@ class GenerateEvidence:
         return TokenPosition(
             prompt=prompt, position=position, phase="prefill" if in_prompt else "decode"
         )
+
+    def longest_prompt(self, position: int) -> int:
+        """Return the longest prompt of the first batch that reads a token at `position`."""
+        for batch in self.section.batches:
+            row = max(range(len(batch.rows)), key=lambda number: len(batch.rows[number]))
+            if position < batch.first_new_position(row) + batch.max_new_tokens:
+                return batch.prompts[row]
+        return self.section.batches[0].prompts[0]
 
     def call_of(self, token: TokenPosition) -> tuple[int, int]:
         """Return batch and step of the forward call that read a token."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from assay.errors import name_some
 from assay.generate.golden import GenerateEvidence
 from assay.generate.module_levels import ModuleLevels, judge_module_levels, location_of
+from assay.generate.output_levels import judge_outputs_level
 from assay.generate.spec import CandidateReport
 from assay.generate.text_levels import (
     judge_logits_level,
@@ -84,7 +85,7 @@ class _Signature:
     @property
     def is_not_finite(self) -> bool:
         if self.origin is None:
-            return _is_not_finite(self.results["logits"])
+            return _is_not_finite(self.results)
         return self.origin.reported.statistic == "non-finite"
 
     @property
@@ -98,7 +99,7 @@ class _Signature:
         return (
             not report.deterministic
             and self.evidence.section.entry.reference_deterministic
-            and _varies_beyond_noise(report.spread, self.results["logits"].judged)
+            and _varies_beyond_noise(report.spread, _output_ratios(self.results))
         )
 
     def owns(self, parameters: list[str]) -> bool:
@@ -128,16 +129,18 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     replay = judge_module_levels(evidence)
     logits = judge_logits_level(evidence)
     logits_agree = logits.level.verdict is not Outcome.FAIL
+    outputs = judge_outputs_level(evidence)
     results = {
         "load": load.result,
         "inputs": replay.inputs,
         "tokens": judge_tokens_level(evidence, logits_agree=logits_agree),
         "logits": logits,
+        **({} if outputs is None else {"outputs": outputs}),
         "modules": replay.modules,
         "sampler": judge_sampler_level(evidence),
     }
     origin = replay.origin
-    if origin is None and _is_not_finite(results["logits"]):
+    if origin is None and _is_not_finite(results):
         origin = replay.nonfinite_padding
     coverage = evidence.coverage
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
@@ -211,29 +214,39 @@ def _location(signature: _Signature, call: tuple[int, int] | None) -> Location |
 def _first_bad_token(results: dict[str, LevelResult], replay: ModuleLevels) -> TokenPosition | None:
     if replay.origin is not None and replay.modules.first_bad is not None:
         return replay.modules.first_bad
-    return results["logits"].first_bad or results["tokens"].first_bad
+    found = (results[name].first_bad for name in ("logits", "outputs", "tokens") if name in results)
+    return next((token for token in found if token is not None), None)
 
 
 def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None) -> DecidingNumbers:
     """Return the numbers that decided the verdict, or those closest to their limit."""
     if origin is not None:
         return deciding_numbers(origin.reported, origin.reported.resolution)
-    name = "modules" if results["modules"].level.compared else "logits"
-    if results["logits"].level.verdict is Outcome.FAIL:
-        name = "logits"
+    outputs = [name for name in ("logits", "outputs") if name in results]
+    wrong = [name for name in outputs if results[name].level.verdict is Outcome.FAIL]
+    known = [name for name in ("modules", *outputs) if results[name].level.compared]
+    name = (wrong or known or ["logits"])[0]
     judged = results[name].judged
     if not judged:
         return {}
     return deciding_numbers(find_worst(judged), general_resolution(judged))
 
 
-def _varies_beyond_noise(spread: float, logits: Sequence[Ratio]) -> bool:
-    """Return True if repeated runs differ by more than the limit of the logits' error.
+def _output_ratios(results: dict[str, LevelResult]) -> list[Ratio]:
+    """Return the ratios of all outputs, logits first."""
+    return [
+        one for name in ("logits", "outputs") if name in results for one in results[name].judged
+    ]
+
+
+def _varies_beyond_noise(spread: float, outputs: Sequence[Ratio]) -> bool:
+    """Return True if repeated runs differ by more than the limit of an output's error.
 
     Smaller differences do not explain a failure: compiled and parallel models may change the order
     of sums between runs.
     """
-    error = next((item for item in logits if item.statistic == "logits-error"), None)
+    wanted = ("logits-error", "output-error")
+    error = next((item for item in outputs if item.statistic in wanted), None)
     # Written so that NaN counts as variation.
     return error is None or not spread <= error.limit * error.expected
 
@@ -244,8 +257,9 @@ def _stops_elsewhere(results: dict[str, LevelResult]) -> bool:
     return tokens.verdict is Outcome.FAIL and tokens.reason is not None
 
 
-def _is_not_finite(logits: LevelResult) -> bool:
-    return math.isnan((logits.level.model_extra or {}).get("kl_mean", 0.0))
+def _is_not_finite(results: dict[str, LevelResult]) -> bool:
+    """Return True if an output of the candidate holds NaN or infinity."""
+    return any(math.isnan(one.actual) for one in _output_ratios(results))
 
 
 def _parameters_of(module: str, parameters: list[str]) -> list[str]:

@@ -238,9 +238,12 @@ def _first_bad_token(
         threshold = evidence.limits.of("replay-row") * max(worst, floor)
         if not bool((~(rows.relative() <= threshold)).any()):
             threshold = reported.expected
-    bad = ~(rows.relative() <= threshold) & (rows.prompt >= 0) & (rows.position >= 0)
-    numbers = bad.nonzero()[:, 0].tolist()
+    bad = ~(rows.relative() <= threshold) & (rows.position >= 0)
+    of_prompts = bad & (rows.prompt >= 0)
+    numbers = (of_prompts if bool(of_prompts.any()) else bad).nonzero()[:, 0].tolist()
     if not numbers:
         return None
     first = min(numbers, key=lambda i: (int(rows.position[i]), int(rows.prompt[i])))
-    return evidence.token(int(rows.prompt[first]), int(rows.position[first]))
+    prompt, position = int(rows.prompt[first]), int(rows.position[first])
+    # A row for all prompts of a batch has the position of the longest one.
+    return evidence.token(evidence.longest_prompt(position) if prompt < 0 else prompt, position)

@@ -26,11 +26,12 @@ from assay.generate.generation_loop import (
     generate_forced,
     generation_options,
     model_code,
+    model_inputs,
     read_text,
     timeline_of,
     whole_text,
 )
-from assay.generate.golden import batch_attachment
+from assay.generate.golden import LOGITS, batch_attachment
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
@@ -54,6 +55,7 @@ from assay.replay.routing import (
     read_choices,
 )
 from assay.replay.trace_views import WHOLE_TEXTS, ReplayedTrace, StepwiseTrace
+from assay.statistics import worst_error
 from assay.trace import Trace, TraceWriter, require_fields
 from assay.watchdog import temporary_folder
 
@@ -155,13 +157,13 @@ def run_all_free(
 def run_forced(
     side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
 ) -> Generated:
-    """Compute the model's logits for given tokens.
+    """Compute the model's outputs for given tokens.
 
     inside: entered last, as the innermost of two dispatch modes sees operations first.
     """
     with side.running(), side.choosing(work), inside or nullcontext():
         if work.text_step is not None:
-            return Generated(tokens_BN, read_text(side.loaded, work.batch, tokens_BN))
+            return Generated(tokens_BN, {LOGITS: read_text(side.loaded, work.batch, tokens_BN)})
         return generate_forced(side.loaded, work.batch, tokens_BN)
 
 
@@ -266,27 +268,36 @@ class RepeatedWork:
             num_new = min(first.batch.max_new_tokens, _REPEATED_TOKENS)
             first = replace(first, batch=replace(first.batch, max_new_tokens=num_new))
         self._work = first
-        self._logits = torch.empty(0)
+        self._outputs: Mapping[str, Tensor] = {}
         self.num_tokens = count_tokens([first.batch])
 
-    def offer(self, number: int, logits: Tensor) -> None:
-        """Keep the logits of work `number`, (B, N, V), if it runs twice."""
+    def offer(self, number: int, outputs: Mapping[str, Tensor]) -> None:
+        """Keep the outputs of work `number` if it runs twice."""
         if number == 0:
             num_new = self._work.batch.max_new_tokens
-            self._logits = logits[:, :num_new].clone() if num_new else logits
+            self._outputs = {
+                name: output[:, :num_new].clone() if num_new else output
+                for name, output in outputs.items()
+            }
 
     def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
         """Run again, with the tokens of every work, and compare."""
         forced = tokens[0][:, : self._work.batch.max_new_tokens]
-        logits = run_forced(side, self._work, forced).logits
-        if torch.equal(logits, self._logits):
-            return Repeatability(identical=True, spread=0.0)
-        if logits.shape != self._logits.shape:
+        again = run_forced(side, self._work, forced).outputs
+        if again.keys() != self._outputs.keys():
             return Repeatability(identical=False, spread=math.inf)
-        expected = self._logits.double()
-        difference = float((logits.double() - expected).pow(2).sum())
-        scale = float(expected.pow(2).sum())
-        return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))
+        spreads = [_spread(again[name], first) for name, first in self._outputs.items()]
+        identical = all(torch.equal(again[name], first) for name, first in self._outputs.items())
+        return Repeatability(identical, worst_error(spreads))
+
+
+def _spread(again: Tensor, first: Tensor) -> float:
+    """Return the norm of the difference over the norm of `first`; infinity for another shape."""
+    if again.shape != first.shape:
+        return math.inf
+    expected = first.double()
+    difference = float((again.double() - expected).pow(2).sum())
+    return math.sqrt(difference / max(float(expected.pow(2).sum()), 1e-300))
 
 
 @torch.no_grad()
@@ -322,8 +333,7 @@ def processed_scores(
     batch = work.batch
     with side.device.execution(), model_code():
         model.generate(
-            batch.input_ids.to(device),
-            attention_mask=batch.attention_mask.to(device),
+            **model_inputs(batch, device),
             generation_config=generation_options(side.loaded, batch, sampling),
             custom_generate=instead_of_sampling,
         )
@@ -499,6 +509,7 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
     )
     can_read = (
         loaded.can_generate
+        and not loaded.decoder_start
         and not is_recurrent
         and batch.prefill_chunk is None
         and batch.max_new_tokens > 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.generate.golden import GenerateEvidence
+from assay.generate.golden import LOGITS, GenerateEvidence
 from assay.inputs import Batch
 from assay.judge.levels import LevelResult, describe_judged_level, level_of, not_run
 from assay.judge.wording import format_count
@@ -258,6 +258,8 @@ _COLUMNS = {
 
 def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     """Compare the distributions for the same tokens."""
+    if LOGITS not in evidence.section.outputs:
+        return not_run("the model returns no logits over its vocabulary")
     if evidence.check.level == "tokens":
         return not_run("checked at level tokens")
     if problem := evidence.problem("logits"):
@@ -331,7 +333,7 @@ def judge_tokens_level(evidence: GenerateEvidence, *, logits_agree: bool) -> Lev
     ):
         if reason := _describe_wrong_ids(actual, expected, logits.shape[-1]):
             reason = f"batch {batch.number}: {reason}"
-            last = len(batch.rows[0]) + min(actual.shape[1], expected.shape[1])
+            last = batch.first_new_position(0) + min(actual.shape[1], expected.shape[1])
             first_bad = evidence.token(batch.prompts[0], last)
             level = Level(verdict=Outcome.FAIL, reason=reason)
             return LevelResult(level, first_bad=first_bad)
@@ -356,7 +358,7 @@ def judge_tokens_level(evidence: GenerateEvidence, *, logits_agree: bool) -> Lev
         )
     if wrong:
         batch, difference = min(wrong, key=lambda pair: pair[1].step)
-        position = len(batch.rows[difference.row]) + difference.step
+        position = batch.first_new_position(difference.row) + difference.step
         result.first_bad = evidence.token(batch.prompts[difference.row], position)
     return result
 
@@ -438,7 +440,7 @@ def _addresses(evidence: GenerateEvidence, valid: Sequence[Tensor]) -> list[tupl
     addresses = []
     for batch, mask in zip(evidence.section.batches, valid, strict=True):
         for row, prompt in enumerate(batch.prompts):
-            start = len(batch.rows[row]) if evidence.golden.model.can_generate else 0
+            start = batch.first_new_position(row) if evidence.golden.model.can_generate else 0
             addresses += [(prompt, start + step) for step in range(int(mask[row].sum()))]
     return addresses
 
@@ -493,5 +495,5 @@ def _difference_row(batch: Batch, difference: FirstDifference) -> Measurement:
         actual=difference.gap, expected=difference.noise,
         ratio=difference.gap / max(difference.noise, 1e-300), limit=difference.limit,
         prompt=batch.prompts[difference.row],
-        position=len(batch.rows[difference.row]) + difference.step,
+        position=batch.first_new_position(difference.row) + difference.step,
     )  # fmt: skip

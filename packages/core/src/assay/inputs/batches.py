@@ -32,6 +32,8 @@ class _Model(Protocol):
     def pad_token_id(self) -> int: ...
     @property
     def can_generate(self) -> bool: ...
+    @property
+    def decoder_start(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class ModelLimits:
     """Length of the shortest window of a layer; None without windows."""
     pad_token_id: int = 0
     can_generate: bool = True
+    decoder_start: tuple[int, ...] = ()
+    """First ids of a decoder that reads the prompt through an encoder."""
     whole_prefill: str = ""
     """Why the prefill cannot be divided into chunks; "" if it can."""
 
@@ -73,6 +77,7 @@ def limits_of(model: _Model) -> ModelLimits:
         sliding_window=_sliding_window(model.config),
         pad_token_id=model.pad_token_id,
         can_generate=model.can_generate,
+        decoder_start=model.decoder_start,
     )
 
 
@@ -198,7 +203,10 @@ def _as_messages(value: object, where: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Prompts that the model continues together, padded on the left."""
+    """Prompts that the model continues together.
+
+    They are padded on the left, or on the right if an encoder reads them.
+    """
 
     number: int
     rows: tuple[tuple[int, ...], ...]
@@ -212,6 +220,10 @@ class Batch:
     """`prefill_chunk_size` of the generation; None for a prefill in one call."""
     padded_to: int = 0
     """Least length of each row, to keep the padding of another batch."""
+    decoder_start: tuple[int, ...] = ()
+    """First ids of the decoder of an encoder-decoder; empty for other models.
+
+    The positions of its tokens follow those of the encoder: the first one has the length of the prompt."""
 
     @property
     def length(self) -> int:
@@ -220,19 +232,32 @@ class Batch:
 
     @property
     def input_ids(self) -> "torch.Tensor":
-        """Return token ids (B, T) in int64, padded on the left."""
+        """Return token ids (B, T) in int64."""
         import torch
 
-        length, pad = self.length, self.pad_token_id
-        return torch.tensor([[pad] * (length - len(row)) + list(row) for row in self.rows])
+        return torch.tensor([self._pad(row, self.pad_token_id) for row in self.rows])
 
     @property
     def attention_mask(self) -> "torch.Tensor":
         """Return 1 for a token and 0 for padding (B, T), int64."""
         import torch
 
-        length = self.length
-        return torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in self.rows])
+        return torch.tensor([self._pad([1] * len(row), 0) for row in self.rows])
+
+    @property
+    def decoder_input_ids(self) -> "torch.Tensor | None":
+        """Return the first ids of the decoder, (B, S) in int64; None without an encoder."""
+        import torch
+
+        return torch.tensor([self.decoder_start] * len(self.rows)) if self.decoder_start else None
+
+    def first_new_position(self, row: int) -> int:
+        """Return the position of the first new token of a row."""
+        return len(self.rows[row]) + len(self.decoder_start)
+
+    def _pad(self, row: Sequence[int], value: int) -> list[int]:
+        padding = [value] * (self.length - len(row))
+        return [*row, *padding] if self.decoder_start else [*padding, *row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +272,10 @@ class InputPlan:
     @property
     def content_hash(self) -> str:
         """Hash all inputs of the model, but no texts and notes, with XXH3-128."""
-        record = json.dumps([asdict(batch) for batch in self.batches], sort_keys=True)
+        # A golden that was captured before batches had a decoder keeps its hash.
+        known = [asdict(batch) for batch in self.batches]
+        parts = [{name: part for name, part in one.items() if part != ()} for one in known]
+        record = json.dumps(parts, sort_keys=True)
         return xxhash.xxh3_128_hexdigest(record.encode())
 
     def to_json(self) -> dict[str, Any]:

@@ -90,7 +90,16 @@ def plan_batches(
         members = prompts[start : start + options.batch_size]
         numbers = tuple(range(start, start + len(members)))
         rows = tuple(prompt.ids for prompt in members)
-        batches.append(Batch(len(batches), rows, numbers, limits.pad_token_id, new_tokens))
+        batches.append(
+            Batch(
+                len(batches),
+                rows,
+                numbers,
+                limits.pad_token_id,
+                new_tokens,
+                decoder_start=limits.decoder_start,
+            )
+        )
     if long_prompt is not None:
         batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
@@ -188,6 +197,7 @@ def _long_batch(number: int, prompt_number: int, prompt: Prompt, limits: ModelLi
         limits.pad_token_id,
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
+        decoder_start=limits.decoder_start,
     )
 
 
@@ -204,7 +214,7 @@ def describe_hard_cases(batches: Sequence[Batch], limits: ModelLimits) -> dict[s
     window = limits.sliding_window
     far_possible = limits.max_positions is None or limits.max_positions > _FAR + 1
     return {
-        "left padding": any(len({len(row) for row in batch.rows}) > 1 for batch in batches),
+        "padding": any(len({len(row) for row in batch.rows}) > 1 for batch in batches),
         "sequence longer than the sliding window": (
             None if window is None else any(length > window for length in num_processed)
         ),

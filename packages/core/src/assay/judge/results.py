@@ -38,10 +38,12 @@ class ExactCount:
     first: tuple[int, int] = (-1, -1)
     """Prompt and position of the first difference."""
 
-    def add(self, num_compared: int, num_different: int) -> None:
-        """Count one more comparison."""
+    def add(self, num_compared: int, num_different: int, first: tuple[int, int] = (-1, -1)) -> None:
+        """Count one more comparison. first: prompt and position of its first difference, if known."""
         self.num_compared += num_compared
         self.num_different += num_different
+        if self.first == (-1, -1):
+            self.first = first
 
 
 @dataclass(slots=True)

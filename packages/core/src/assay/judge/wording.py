@@ -127,6 +127,7 @@ LEVEL_QUESTIONS = {
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
     "logits": "Are the distributions the same under teacher forcing?",
+    "outputs": "Are the model's outputs the same?",
     "modules": "Does every part compute the same from the same inputs?",
     "operations": "Does every operation compute the same?",
     "sampler": "Does the sampler choose the same from the same logits?",

@@ -41,8 +41,6 @@ def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
         )
     except Exception as error:  # any: each configuration class validates differently
         raise UsageError(f"{path} is refused by transformers: {first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"{path}: encoder-decoder models ({model_type}) are not supported")
     return config
 
 
@@ -56,8 +54,11 @@ def find_model_class(
     import transformers
 
     if getattr(config, "auto_map", None) and remote_code == "trust":
-        masked = "AutoModelForMaskedLM" in config.auto_map
-        return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+        kinds = [name for name in config.auto_map if name.startswith("AutoModel")]
+        known = [name for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM") if name in kinds]
+        name = (known or kinds or ["AutoModelForCausalLM"])[0]
+        remote: type[Any] = getattr(transformers, name)
+        return remote
     name = config.architectures[0] if config.architectures else None
     if name is None:
         return transformers.AutoModelForCausalLM

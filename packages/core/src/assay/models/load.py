@@ -68,6 +68,8 @@ class LoadedModel:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     can_generate: bool
+    decoder_start: tuple[int, ...] = ()
+    """First ids of the decoder of an encoder-decoder; empty for other models."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
 
@@ -189,6 +191,7 @@ def _describe(
         pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, eos_token_ids),
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
+        decoder_start=_decoder_start(module),
         notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
     )
 
@@ -245,11 +248,6 @@ def _load_weights(
             f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error
     _refuse_incomplete(folder, info)
-    if module.get_output_embeddings() is None:
-        raise UsageError(
-            f"{folder / 'config.json'}: architectures: {model_class.__name__} has no"
-            " language-model head"
-        )
     unexpected = sorted(info["unexpected_keys"])
     notes = []
     if unexpected:
@@ -292,6 +290,16 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
         ids = getattr(config, "eos_token_id", None)
     found = ids if isinstance(ids, list | tuple) else (ids,)
     return tuple(id_ for id_ in found if isinstance(id_, int))
+
+
+def _decoder_start(module: Any) -> tuple[int, ...]:  # noqa: ANN401 - as `_describe`
+    """Return the first ids of the decoder; () without one."""
+    if not getattr(module.config, "is_encoder_decoder", False):
+        return ()
+    settings = (getattr(module, "generation_config", None), module.config)
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    found = (getattr(one, name, None) for name in names for one in settings)
+    return (next((id_ for id_ in found if isinstance(id_, int)), 0),)
 
 
 def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:

@@ -30,6 +30,7 @@ from assay.kernel import sum_pair
 from assay.replay.ports import (
     COMPARABLE_IMPLEMENTATIONS,
     BatchSource,
+    MaskDifference,
     PartQueue,
     RankLayout,
     ancestors,
@@ -93,11 +94,9 @@ def add_error(
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
         return actual_RC, expected_RC
     different = (actual_RC != expected_RC).any(-1)
-    num_different = int(different.sum())
-    result.exact.add(len(different), num_different)
-    if num_different and result.exact.first == (-1, -1):
-        first = int(different.nonzero()[0])
-        result.exact.first = (int(prompt[first]), int(position[first]))
+    numbers = different.nonzero()[:, 0].tolist()
+    first = (int(prompt[numbers[0]]), int(position[numbers[0]])) if numbers else (-1, -1)
+    result.exact.add(len(different), len(numbers), first)
     return actual_RC, expected_RC
 
 
@@ -192,6 +191,11 @@ class _Matched:
     order: Tensor | None = None
     """Columns of the router's results in the reference's order; None if they are in that order."""
 
+    @property
+    def first_token(self) -> tuple[int, int]:
+        """Return prompt and position of the first token; (-1, -1) if they are unknown."""
+        return (-1, -1) if self.rows is None else self.rows.first_token
+
     def in_order(self, value: Tensor) -> Tensor:
         """Put the columns of a router's result in the reference's order; return others unchanged."""
         if self.order is None or value.shape != self.order.shape:
@@ -206,8 +210,8 @@ class _RootCall:
     index: RowIndex = field(default_factory=lambda: RowIndex(None))
     injected: TensorMap[str] = field(default_factory=TensorMap)
     """By injected value, the digest of the recorded value."""
-    absent_masks: dict[tuple[str, str, RowMap | None], tuple[Tensor, int, int] | None] = field(
-        default_factory=dict
+    absent_masks: dict[tuple[str, str, RowMap | None], tuple[Tensor, MaskDifference] | None] = (
+        field(default_factory=dict)
     )
     """Recorded masks where the model has none, with the number of their pairs, and of those that differ
     from the causal mask, by port, digest and rows. None: it is not a mask."""
@@ -314,7 +318,9 @@ class Replayer:
                 self._write_over(addition.tensor, injected)
             if addition.history_changed is not None:
                 result = self._result(active, addition.port, addition.tensor)
-                result.exact.add(1, int(addition.history_changed))
+                is_changed = addition.history_changed
+                first = matched.first_token if is_changed else (-1, -1)
+                result.exact.add(1, int(is_changed), first)
         for port in missing_ports(matched.call.ports, matched.seen, active.arguments, output):
             if (active.call.site.module, port) not in self.unmeasured:
                 self.results.note_missing_port(active.call.site.module, port)
@@ -479,7 +485,7 @@ class Replayer:
             name = f"changed.{port}"
             if name not in matched.call.ports:
                 result = self._result(active, name, value)
-                result.exact.add(value.numel(), value.numel())
+                result.exact.add(value.numel(), value.numel(), matched.first_token)
                 continue
             injected = self._measure_and_replace(active, name, value)
             if injected is not value:
@@ -512,8 +518,7 @@ class Replayer:
         matched: _Matched = active.state
         if self.attention not in COMPARABLE_IMPLEMENTATIONS:
             return actual
-        compared, different = count_differences(actual, expected, matched.rows)
-        result.exact.add(compared, different)
+        result.exact.add(*count_differences(actual, expected, matched.rows))
         if actual.shape[-2:] != expected.shape[-2:]:
             return actual
         injected = laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
@@ -533,20 +538,22 @@ class Replayer:
             if absent is None:
                 continue
             matched.seen.add(port)
-            expected, num_compared, num_different = absent
-            self._result(active, port, expected).exact.add(num_compared, num_different)
+            expected, difference = absent
+            self._result(active, port, expected).exact.add(*difference)
             self._show_own(active, port, causal_like(expected))
-            if num_different:
+            if difference.num_different:
                 active.arguments[name] = mask_for(active.module, expected)
 
-    def _find_absent_mask(self, matched: _Matched, port: str) -> tuple[Tensor, int, int] | None:
+    def _find_absent_mask(
+        self, matched: _Matched, port: str
+    ) -> tuple[Tensor, MaskDifference] | None:
         """Compare a recorded mask with the causal one. The modules of a root call have one mask."""
         key = port, self.trace.stored(matched.call, port).digest, matched.rows
         known = self._root.absent_masks
         if key not in known:
             mask = self._recorded(matched.call, port)
             is_mask = is_attention_mask(port, mask)
-            known[key] = (mask, *count_differences(None, mask, matched.rows)) if is_mask else None
+            known[key] = (mask, count_differences(None, mask, matched.rows)) if is_mask else None
         return known[key]
 
     def _find_near_ties(self, active: ActiveCall, output: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -135,18 +135,27 @@ def allowed(mask: Tensor) -> Tensor:
     return mask > torch.finfo(mask.dtype).min / 2
 
 
+class MaskDifference(NamedTuple):
+    """The comparison of two masks."""
+
+    num_compared: int
+    """(query, key) pairs; of masks of padding, keys."""
+    num_different: int
+    first: tuple[int, int] = (-1, -1)
+    """Prompt and position of the first query whose keys differ, if its row is known."""
+
+
 def count_differences(
     actual: Tensor | None, expected: Tensor, rows: RowMap | None
-) -> tuple[int, int]:
-    """Count the compared (query, key) pairs, and those that differ; of masks of padding, the keys.
+) -> MaskDifference:
+    """Compare two masks. Rows of padding queries are ignored.
 
     actual: a mask, or None for an implementation's own causal mask, and for no padding.
     expected: the reference's mask, (B, 1, T, S), or (B, S) for padding.
-    Rows of padding queries are ignored.
     """
     if expected.ndim == 2:
         given = torch.ones_like(expected) if actual is None else actual
-        return expected.numel(), int((allowed(given) != allowed(expected)).sum())
+        return MaskDifference(expected.numel(), int((allowed(given) != allowed(expected)).sum()))
     expected_BT1S = allowed(expected)
     batch, _, length, num_keys = expected_BT1S.shape
     if actual is None:
@@ -154,14 +163,21 @@ def count_differences(
     else:
         actual_BT1S = _without_empty_slots(allowed(actual.detach().cpu()), num_keys)
     valid = torch.ones(batch, length, dtype=torch.bool)
-    if rows is not None and (rows.num_rows, rows.length) == (batch, length):
-        valid = torch.tensor(rows.positions) >= 0
+    known = rows if rows is not None and (rows.num_rows, rows.length) == (batch, length) else None
+    if known is not None:
+        valid = torch.tensor(known.positions) >= 0
     num_compared = int(valid.sum()) * num_keys
     try:
         different = actual_BT1S.broadcast_to(expected_BT1S.shape) != expected_BT1S
     except RuntimeError:  # shapes differ: no pair agrees
-        return num_compared, num_compared
-    return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
+        return MaskDifference(num_compared, num_compared)
+    different = different & valid[:, None, :, None]
+    wrong = different.any(-1).any(1).nonzero()
+    if known is None or not len(wrong):
+        return MaskDifference(num_compared, int(different.sum()))
+    row, column = wrong[0].tolist()
+    first = known.prompts[row], known.positions[row][column]
+    return MaskDifference(num_compared, int(different.sum()), first)
 
 
 def causal_like(expected: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from assay.generate.generation_loop import (
     generate_forced,
     generation_options,
     limits_of_generation,
+    name_outputs,
     timeline_of,
 )
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
@@ -186,9 +187,34 @@ def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> No
         model = AutoModelForCausalLM.from_config(config).eval()
     loaded = SimpleNamespace(
         model=model, config=config, vocab_size=64, max_positions=None, pad_token_id=0,
-        eos_token_ids=(), can_generate=True,
+        eos_token_ids=(), can_generate=True, decoder_start=(),
     )  # fmt: skip
 
     limits = limits_of_generation(cast("LoadedModel", loaded))
 
     assert "without a cache" in limits.whole_prefill
+
+
+HIDDEN, POOLED = torch.zeros(2, 5, 8), torch.zeros(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ({"logits": torch.zeros(2, 5, 260)}, ["logits"]),
+        ({"loss": torch.zeros(()), "logits": torch.zeros(2, 3)}, ["output-logits"]),
+        (
+            {"last_hidden_state": HIDDEN, "pooler_output": POOLED, "hidden_states": (HIDDEN,)},
+            ["output-last_hidden_state", "output-pooler_output"],
+        ),
+        ((torch.zeros(2, 5, 260), POOLED), ["logits", "output-1"]),
+        (HIDDEN, ["output-0"]),
+    ],
+)
+def test_outputs_are_named_by_the_model(output: object, names: list[str]) -> None:
+    assert [*name_outputs(output, 260)] == names
+
+
+def test_output_without_a_floating_point_tensor_is_refused() -> None:
+    with pytest.raises(OutputError, match=r"no floating-point tensor: ids of type torch\.int64"):
+        name_outputs({"ids": torch.zeros(2, 5, dtype=torch.long)}, 260)

@@ -50,6 +50,7 @@ def verdict_of(
     section: Any = SimpleNamespace(
         golden=manifest,
         dtype="bfloat16",
+        outputs=("logits",),
         entry=SimpleNamespace(reference_deterministic=True, yardstick_dtype="float64"),
         batches=(BATCH,),
         tensors=lambda name: [golden[name]],

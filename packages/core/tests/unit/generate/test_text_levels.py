@@ -86,6 +86,7 @@ def make_evidence() -> MakeEvidence:
         section: Any = SimpleNamespace(
             golden=manifest,
             dtype="bfloat16",
+            outputs=("logits",),
             batches=BATCHES,
             tensors=lambda name: [golden[name][str(batch.number)] for batch in BATCHES],
         )

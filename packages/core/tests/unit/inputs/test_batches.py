@@ -69,6 +69,7 @@ class Model:
     max_positions: int | None = 2048
     pad_token_id: int = 258
     can_generate: bool = True
+    decoder_start: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -205,3 +206,21 @@ def test_built_in_set_is_varied() -> None:
     assert any(ord(character) > 0x1F300 for character in joined)
     assert any(text.startswith("def ") for text in texts)
     assert any(sum(map(str.isdigit, text)) > len(text) / 3 for text in texts)
+
+
+def test_batch_of_an_encoder_is_padded_on_the_right_and_its_decoder_has_first_ids() -> None:
+    batch = Batch(0, ((5, 6), (7, 8, 9)), (0, 1), 259, 4, decoder_start=(2,))
+
+    assert batch.input_ids.tolist() == [[5, 6, 259], [7, 8, 9]]
+    assert batch.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.decoder_input_ids is not None
+    assert batch.decoder_input_ids.tolist() == [[2], [2]]
+    # The first new token follows the prompt and the first id of the decoder.
+    assert [batch.first_new_position(row) for row in range(2)] == [3, 4]
+
+
+def test_batch_without_an_encoder_has_no_ids_of_a_decoder() -> None:
+    batch = Batch(0, ((5, 6), (7, 8, 9)), (0, 1), 259, 4)
+
+    assert batch.decoder_input_ids is None
+    assert batch.first_new_position(1) == 3

@@ -164,7 +164,7 @@ def test_long_prompt_is_read_in_one_piece_where_generation_has_no_cache_for_chun
     assert describe_hard_cases(planned.batches, limits)["chunked prefill"] is None
 
 
-PAD = "left padding"
+PAD = "padding"
 WINDOW = "sequence longer than the sliding window"
 FAR = "positions over 1,000"
 CHUNKS = "chunked prefill"

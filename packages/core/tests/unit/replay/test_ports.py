@@ -124,7 +124,7 @@ def test_every_form_of_one_mask_means_the_same(form: Tensor) -> None:
 @pytest.mark.parametrize("expected", FORMS.values(), ids=list(FORMS))
 def test_forms_of_one_mask_do_not_differ(actual: Tensor, expected: Tensor) -> None:
     # Five queries are no padding, each sees or does not see three columns.
-    assert count_differences(actual, expected, ROWS) == (15, 0)
+    assert count_differences(actual, expected, ROWS)[:2] == (15, 0)
 
 
 def test_lost_padding_and_a_shifted_diagonal_are_counted() -> None:
@@ -132,50 +132,61 @@ def test_lost_padding_and_a_shifted_diagonal_are_counted() -> None:
     shifted = ALLOWED & torch.ones(3, 3, dtype=torch.bool).tril(-1)
 
     # Row 0: its two queries see the padding. Row 1 is the same.
-    assert count_differences(lost_padding, ALLOWED, ROWS) == (15, 2)
+    assert count_differences(lost_padding, ALLOWED, ROWS)[:2] == (15, 2)
     # Each of five queries loses its own column.
-    assert count_differences(shifted, ALLOWED, ROWS) == (15, 5)
+    assert count_differences(shifted, ALLOWED, ROWS)[:2] == (15, 5)
+
+
+def test_first_query_with_other_keys_has_a_prompt_and_a_position() -> None:
+    lost_padding = CAUSAL.expand(2, 1, 3, 3)
+    changed = ALLOWED.clone()
+    changed[1, 0, 2, 2] = False
+
+    # Row 0 has one token of padding: its first query has position 0.
+    assert count_differences(lost_padding, ALLOWED, ROWS).first == (ROWS.prompts[0], 0)
+    assert count_differences(changed, ALLOWED, ROWS).first == (ROWS.prompts[1], 2)
+    assert count_differences(changed, ALLOWED, None).first == (-1, -1)
 
 
 def test_padding_queries_may_see_anything() -> None:
     other = ALLOWED.clone()
     other[0, 0, 0] = True
 
-    assert count_differences(other, ALLOWED, ROWS) == (15, 0)
-    assert count_differences(other, ALLOWED, None) == (18, 3)
+    assert count_differences(other, ALLOWED, ROWS)[:2] == (15, 0)
+    assert count_differences(other, ALLOWED, None)[:2] == (18, 3)
 
 
 def test_empty_slots_of_a_static_cache_are_not_compared_unless_a_query_sees_one() -> None:
     slots = torch.zeros(2, 1, 3, 2, dtype=torch.bool)
     mask = torch.cat([ALLOWED, slots], -1)
-    assert count_differences(additive(mask, torch.bfloat16), ALLOWED, ROWS) == (15, 0)
+    assert count_differences(additive(mask, torch.bfloat16), ALLOWED, ROWS)[:2] == (15, 0)
     mask[1, 0, 2, 4] = True
-    assert count_differences(mask, ALLOWED, ROWS) == (15, 15)
+    assert count_differences(mask, ALLOWED, ROWS)[:2] == (15, 15)
 
 
 def test_no_mask_is_the_causal_one() -> None:
     causal = CAUSAL.expand(1, 1, 3, 3)
 
-    assert count_differences(None, causal, None) == (9, 0)
-    assert count_differences(None, ALLOWED, ROWS) == (15, 2)
+    assert count_differences(None, causal, None)[:2] == (9, 0)
+    assert count_differences(None, ALLOWED, ROWS)[:2] == (15, 2)
 
 
 def test_no_mask_of_a_decode_step_sees_every_key() -> None:
-    assert count_differences(None, torch.ones(1, 1, 1, 5, dtype=torch.bool), None) == (5, 0)
+    assert count_differences(None, torch.ones(1, 1, 1, 5, dtype=torch.bool), None)[:2] == (5, 0)
     window = torch.tensor([[[[False, False, True, True, True]]]])
-    assert count_differences(None, window, None) == (5, 2)
+    assert count_differences(None, window, None)[:2] == (5, 2)
 
 
 def test_mask_for_all_heads_is_that_of_each() -> None:
     by_head = ALLOWED.expand(2, 4, 3, 3)
 
-    compared, different = count_differences(by_head, ALLOWED, ROWS)
+    compared, different, _ = count_differences(by_head, ALLOWED, ROWS)
 
     assert (compared, different) == (15, 0) or different == compared > 0
 
 
 def test_mask_of_another_length_differs_everywhere() -> None:
-    assert count_differences(ALLOWED[..., :2], ALLOWED, ROWS) == (15, 15)
+    assert count_differences(ALLOWED[..., :2], ALLOWED, ROWS)[:2] == (15, 15)
 
 
 @pytest.mark.parametrize("actual", FORMS.values(), ids=list(FORMS))

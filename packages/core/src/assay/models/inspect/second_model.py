@@ -104,7 +104,15 @@ _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype)
 _IGNORED_KEYS = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
 # Attributes of a module that do not affect the computation. The check sets `training`, a loader that
 # dequantized `is_quantized`.
-_IGNORED_ATTRIBUTES = frozenset({"name_or_path", "training", "is_quantized"})
+_IGNORED_ATTRIBUTES = frozenset(
+    {
+        "name_or_path",
+        "training",
+        "is_quantized",
+        # transformers drops a pair of weights that the files hold with different values.
+        "all_tied_weights_keys",
+    }
+)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 

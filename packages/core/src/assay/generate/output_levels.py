@@ -1,0 +1,226 @@
+"""The level outputs: hidden states, embeddings, class scores and other tensors that a model returns.
+
+Logits over the vocabulary have their own level. An output has a row for each token, (B, T, ...), or for each text,
+(B, ...). Both runs' errors are relative to the yardstick.
+Shapes: B texts, T tokens, R rows, C values of a row.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from assay.generate.golden import LOGITS, NOISE_PREFIX, GenerateEvidence
+from assay.inputs import Batch
+from assay.judge.levels import (
+    LevelResult,
+    describe_judged_level,
+    failed,
+    level_of,
+    not_run,
+)
+from assay.kernel import FEWEST_IN_ROW
+from assay.metrics import RowErrors
+from assay.noise import at_least
+from assay.verdicts import Ratio
+
+# Half the logarithm of the ratio of two variances of n values each is normal with variance 1 / n (Fisher,
+# Statistical Methods for Research Workers, 41). 3.7 standard deviations leave one of 10,000 clean outputs.
+_CHANCE = 3.7
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The rows of one output, of all batches."""
+
+    errors: RowErrors
+    num_values: int
+    """Values of the shortest row, C."""
+    texts_BC: Tensor
+    """Each text's row, or the mean of its tokens' rows, in float64; empty if their sizes differ."""
+
+
+def compare_output(
+    batches: Sequence[Batch], actual: Sequence[Tensor], expected: Sequence[Tensor]
+) -> tuple[OutputRows, Tensor]:
+    """Compare an output of all batches, row by row. Padding is left out.
+
+    Shapes: each pair alike, (B, T, ...) or (B, ...). An infinity that both hold is equal.
+    Returns: the rows of `actual`, and each text's row of `expected` like `OutputRows.texts_BC`.
+    """
+    of_tokens = _is_of_tokens(batches, expected)
+    parts, texts, expected_texts = [], [], []
+    num_values = []
+    for batch, one, other in zip(batches, actual, expected, strict=True):
+        reference = other.double().nan_to_num(0.0, 0.0, 0.0)
+        change = torch.where(one == other, 0.0, one.double() - reference)
+        mask_BT = batch.attention_mask.bool()
+        prompts = torch.tensor(batch.prompts)
+        if of_tokens:
+            shape = (*mask_BT.shape, *[1] * (other.ndim - 2))
+            change, reference = (
+                value.masked_fill(~mask_BT.view(shape), 0.0) for value in (change, reference)
+            )
+        if of_tokens and other.ndim > 2:
+            starts_B1 = mask_BT.long().argmax(1, keepdim=True)
+            positions_BT = torch.arange(batch.length).expand_as(mask_BT) - starts_B1
+            numbers_BT = prompts[:, None].expand_as(mask_BT)
+            rows = change.flatten(2)[mask_BT], reference.flatten(2)[mask_BT]
+            addresses = numbers_BT[mask_BT], positions_BT[mask_BT]
+            sizes_B1 = mask_BT.sum(1, keepdim=True)
+            means = [value.flatten(2).sum(1) / sizes_B1 for value in (change, reference)]
+        else:
+            rows = change.flatten(1), reference.flatten(1)
+            known = prompts if len(prompts) == len(change) else torch.full((len(change),), -1)
+            addresses = known, torch.full_like(known, -1)
+            means = [*rows]
+        num_values.append(rows[0].shape[1])
+        parts.append(_row_errors(*rows, *addresses))
+        texts.append(means[0] + means[1])
+        expected_texts.append(means[1])
+    alike = len({text.shape[1] for text in texts}) == 1
+    actual_BC, expected_BC = (
+        torch.cat(many) if alike else torch.zeros(0, 0) for many in (texts, expected_texts)
+    )
+    errors = RowErrors.concatenate(parts)
+    return OutputRows(errors, min(num_values), actual_BC), expected_BC
+
+
+def _is_of_tokens(batches: Sequence[Batch], tensors: Sequence[Tensor]) -> bool:
+    """Return True if the second dim of the tensors is the position in the text.
+
+    A table (B, C) has rows of tokens only if its second dim follows the length of different batches.
+    """
+    follows = all(
+        tensor.ndim > 1 and tensor.shape[:2] == (len(batch.rows), batch.length)
+        for batch, tensor in zip(batches, tensors, strict=True)
+    )
+    lengths = {batch.length for batch in batches}
+    return follows and (tensors[0].ndim > 2 or len(lengths) > 1)
+
+
+def _row_errors(
+    change_RC: Tensor, expected_RC: Tensor, prompt_R: Tensor, position_R: Tensor
+) -> RowErrors:
+    expected_R = expected_RC.norm(dim=1)
+    scale_R = expected_R.pow(2).mean().sqrt().expand_as(expected_R)
+    return RowErrors(prompt_R, position_R, change_RC.norm(dim=1), expected_R, scale_R)
+
+
+def _whole_error(rows: RowErrors) -> float:
+    """Return the norm of the error over that of the expected values."""
+    error, expected = float(rows.error.pow(2).sum()), float(rows.expected.pow(2).sum())
+    if error == 0:
+        return 0.0
+    return math.sqrt(error / expected) if expected else math.inf
+
+
+def output_ratios(actual: OutputRows, noise: OutputRows, unit_roundoff: float) -> list[Ratio]:
+    """Compare the errors of the whole output, and of the worst row unless rows are short."""
+    floor = unit_roundoff / 2
+    chance = math.exp(_CHANCE / math.sqrt(len(noise.errors.error)))
+    expected = at_least(floor, _whole_error(noise.errors)) * chance
+    ratios = [Ratio("output-error", _whole_error(actual.errors), expected)]
+    if actual.num_values >= FEWEST_IN_ROW:
+        worst, of_noise = (float(one.errors.relative().amax()) for one in (actual, noise))
+        ratios.append(Ratio("output-worst", worst, at_least(floor, of_noise)))
+    return ratios
+
+
+def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
+    """Compare the outputs that are not logits over the vocabulary; None for a model without."""
+    section = evidence.section
+    names = [name for name in section.outputs if name != LOGITS]
+    if not names:
+        return None
+    if evidence.check.level == "tokens":
+        return not_run("checked at level tokens")
+    if problem := evidence.problem("logits"):
+        return problem
+    limit_of, unit = evidence.limits.of, evidence.unit_roundoff
+    judged: list[Ratio] = []
+    result = LevelResult(level_of(1, 0, {}))
+    facts: dict[str, Any] = {}
+    num_rows = 0
+    for name in names:
+        expected, actual = evidence.expected(name), evidence.actual(name)
+        shapes = [(tuple(a.shape), tuple(e.shape)) for a, e in zip(actual, expected, strict=True)]
+        port = name.removeprefix("output-")
+        if wrong := next((pair for pair in shapes if pair[0] != pair[1]), None):
+            return failed(0, f"{port} of shape {wrong[0]}, the reference's has {wrong[1]}")
+        rows, texts_BC = compare_output(section.batches, actual, expected)
+        noise, _ = compare_output(section.batches, evidence.expected(NOISE_PREFIX + name), expected)
+        ratios = [one.judged(limit_of(one.statistic)) for one in output_ratios(rows, noise, unit)]
+        judged += ratios
+        num_rows += len(rows.errors.error)
+        result.measurements += [one.measurement("outputs", port) for one in ratios]
+        facts[port] = describe_texts(rows.texts_BC, noise.texts_BC, texts_BC)
+        if result.first_bad is None and ratios[-1].failed:
+            result.first_bad = _first_bad(evidence, rows.errors, ratios[-1])
+    result.judged = judged
+    result.level = level_of(
+        num_rows,
+        sum(one.failed for one in judged),
+        describe_judged_level(judged) | {"limits_origin": evidence.limits.origin, "outputs": facts},
+    )
+    return result
+
+
+def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> Any:  # noqa: ANN401
+    """Return the first token whose error is over the limit of the worst row; None without tokens."""
+    bad = ~(rows.relative() <= worst.resolution) & (rows.position >= 0)
+    numbers = bad.nonzero()[:, 0].tolist()
+    if not numbers:
+        return None
+    first = min(numbers, key=lambda i: (int(rows.position[i]), int(rows.prompt[i])))
+    return evidence.token(int(rows.prompt[first]), int(rows.position[first]))
+
+
+def describe_texts(
+    actual_BC: Tensor, noise_BC: Tensor, expected_BC: Tensor
+) -> dict[str, float | None]:
+    """Compare the embeddings of texts as their users do: by cosine, and by the order of neighbors.
+
+    Returns: the smallest cosine of a text with its expected embedding, and `rank_agreement`: the share of pairs of
+        neighbors of a text that are ordered alike; both also for the noise run. None for fewer than 3 texts.
+    """
+    if not expected_BC.numel():
+        return {}
+    return {
+        "cosine": _least_cosine(actual_BC, expected_BC),
+        "noise_cosine": _least_cosine(noise_BC, expected_BC),
+        "rank_agreement": rank_agreement(actual_BC, expected_BC),
+        "noise_rank_agreement": rank_agreement(noise_BC, expected_BC),
+    }
+
+
+def _least_cosine(actual_BC: Tensor, expected_BC: Tensor) -> float:
+    return float(functional.cosine_similarity(actual_BC, expected_BC, dim=1).amin())
+
+
+# More texts take memory for all triples of them.
+_MOST_TEXTS = 64
+
+
+def rank_agreement(actual_BC: Tensor, expected_BC: Tensor) -> float | None:
+    """Return the share of triples of texts whose nearer neighbor is the same; None for fewer than 3 texts.
+
+    Of more than 64 texts, the first 64 are compared.
+    """
+    num_texts = min(len(expected_BC), _MOST_TEXTS)
+    if num_texts < 3:
+        return None
+    orders = []
+    for texts_BC in (actual_BC[:num_texts], expected_BC[:num_texts]):
+        unit_BC = functional.normalize(texts_BC, dim=1)
+        similarity_BB = unit_BC @ unit_BC.T
+        orders.append((similarity_BB[:, :, None] - similarity_BB[:, None, :]).sign())
+    actual_BBB, expected_BBB = orders
+    text = torch.arange(num_texts)
+    first, second, third = text[:, None, None], text[None, :, None], text[None, None, :]
+    triples = (first != second) & (first != third) & (second < third)
+    return float((actual_BBB == expected_BBB)[triples].double().mean())
