@@ -31,6 +31,8 @@ from assay_expectations.records import (
     Distributions,
     Expectation,
     Observed,
+    Reference,
+    ReferenceRequest,
     VerifyRequest,
     file_for,
     parse_expectation,
@@ -50,6 +52,9 @@ _PRELOAD = (
 _CAPTURE: RemoteFunction[CaptureOptions, Captured] = RemoteFunction(f"{_WORKER}:capture", _PRELOAD)
 _OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(
     f"{_WORKER}:observe_all", _PRELOAD
+)
+_REFER: RemoteFunction[ReferenceRequest, list[Reference]] = RemoteFunction(
+    f"{_WORKER}:observe_references", _PRELOAD
 )
 
 
@@ -246,10 +251,33 @@ def verify_expectations(
         files=[str(file) for file in expectations], run=run, setup=setup, model=model
     )
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
+    observations = _with_references(request, observations, folder, progress)
     verdict, rows = judge_seen(run, [*expectations.values()], observations, allow_unused, broken)
     if model is not None:
         verdict = verdict.model_copy(update={"model": {"name": model}})
     return write_results(verdict, rows, folder)
+
+
+def _with_references(
+    request: VerifyRequest, observed: AllSeen, folder: Path, progress: Progress
+) -> AllSeen:
+    """Add the references of observations over a limit, from a process that loads no setup function."""
+    sketches = {one.file: one.sketches for one in observed.seen if one.sketches is not None}
+    if not sketches:
+        return observed
+    asked = ReferenceRequest(
+        run=request.run,
+        model=request.model,
+        is_patched=request.setup is not None,
+        sketches=sketches,
+    )
+    (references,) = call(_REFER, asked, folder=folder, name="reference", progress=progress)
+    by_file = dict(zip(sketches, references, strict=True))
+    seen = [
+        one.model_copy(update={"reference": by_file.get(one.file), "sketches": None})
+        for one in observed.seen
+    ]
+    return observed.model_copy(update={"seen": seen})
 
 
 def diff_expectations(expected: str, actual: str, folder: Path) -> str:

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, not_compared
 from assay.judge.wording import format_against, format_count, format_number
 from assay.verdicts import Location, Measurement, Verdict
 from assay_expectations.explaining import (
+    EXACT_ROUNDING,
     MIN_GROWTH,
     describe_versions,
     exact_change,
@@ -172,7 +172,7 @@ def _explain(
     """Return what changed, and the first module with other results."""
     then, now = expected.provenance, actual.provenance
     packages = describe_versions(then, now)
-    rounding = max(ENVIRONMENT_ROUNDING[one.yardstick_dtype] for one in (then, now))
+    rounding = max(EXACT_ROUNDING[one.yardstick_dtype] for one in (then, now))
     if not moved <= rounding:
         module, size = first_changed(expected.exact_layers, actual.exact_layers, rounding)
         first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""

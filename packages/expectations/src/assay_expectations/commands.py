@@ -1,13 +1,17 @@
 """The command `assay expect`."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import AllowUnused, with_options
 from assay.output.streams import print_text
+
+if TYPE_CHECKING:
+    from assay.runs import RunFolder
 
 app = typer.Typer(
     no_args_is_help=True, help="Capture outputs of a model on a device, and verify them later."
@@ -94,7 +98,11 @@ def capture(  # noqa: PLR0913 - one for each option
         "seed": seed,
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    if output.suffix and output.suffix != ".json" and not output.is_dir():
+    if (
+        re.fullmatch(r"\.[a-z]{2,5}", output.suffix)
+        and output.suffix != ".json"
+        and not output.is_dir()
+    ):
         raise UsageError(f"--output {output}: name a FILE.json or a folder")
     if shapes is not None:
         from assay_expectations.decoders import Shape, capture_metrics
@@ -128,6 +136,16 @@ def capture(  # noqa: PLR0913 - one for each option
             print_text(capture_expectation(options, output, progress))
 
 
+def _open_folder(command: str, output: Path | None) -> "RunFolder":
+    """Make the folder of a run, or continue in that of a run that ended before its verdict."""
+    from assay.runs import RunFolder
+    from assay.runs.results import VERDICT_FILE
+
+    is_interrupted = output is not None and not (output / VERDICT_FILE).exists()
+    begin = RunFolder.resume if is_interrupted else RunFolder.create
+    return begin(command, output)
+
+
 @app.command()
 @with_options
 def verify(
@@ -151,10 +169,10 @@ def verify(
     the verdict lists them.
     """
     from assay.cli.ending import finish
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import open_progress
     from assay_expectations.capture_and_verify import verify_expectations
 
-    folder = RunFolder.create("expect verify", output)
+    folder = _open_folder("expect verify", output)
     with open_progress() as progress:
         verify_expectations(
             expectations or [],
@@ -191,12 +209,11 @@ def diff(
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
     from assay.errors import UsageError
-    from assay.runs import RunFolder
     from assay_expectations.capture_and_verify import diff_expectations
 
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other")
-    folder = RunFolder.create("expect diff", output)
+    folder = _open_folder("expect diff", output)
     text = diff_expectations(expected, actual, folder.path)
     verdict = CheckedVerdict.publish(folder.path)
     if as_markdown:

@@ -67,6 +67,7 @@ from assay_expectations.records import (
     Observed,
     Provenance,
     Reference,
+    ReferenceRequest,
     Seen,
     Settings,
     Signature,
@@ -621,27 +622,55 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
     with subtask(f"runs {model}", count_tokens(batches), "tokens"):
         observed = observe(candidate.side, batches, expectation.signature, watch)
-    reference = None
     is_here = expectation.key.machine == machine_of(run, candidate.side.device)
     within = is_within_limits(judge_by(expectation, observed.distributions))
+    sketches = None
     if is_here and not within and not stale:
-        with subtask(f"runs the reference of {model}"):
-            reference = observe_reference(model, candidate, expectation.signature, request.setup)
+        tokens, _ = _tokens_of(expectation.signature)
+        calls = sketch_layers(candidate.side, batches, tokens)
+        sketches = {name: [call.numpy() for call in of] for name, of in calls.items()}
     usage = Usage.model_validate(watch.to_json())
-    return seen.model_copy(update={"observed": observed, "usage": usage, "reference": reference})
+    return seen.model_copy(update={"observed": observed, "usage": usage, "sketches": sketches})
 
 
-def observe_reference(
-    model: str, candidate: Candidate, signature: Signature, setup: str | None
+def observe_references(request: ReferenceRequest, progress: Progress) -> list[Reference]:
+    """Run what explains observations over a limit, in a process that no setup function has patched."""
+    run = parse_run(request.run)
+    found = []
+    with progress.task("runs the references", len(request.sketches), "expectations") as task:
+        for file, sketches in request.sketches.items():
+            expectation = read_expectation(Path(file))
+            model = request.model or find_model(expectation.model, Path(file))
+            settings, prompts = expectation.key.content.settings, expectation.prompts or None
+            candidate = open_candidate(model, run, settings, prompts)
+            is_own = not request.is_patched
+            found.append(
+                _observe_reference(model, candidate, expectation.signature, sketches, is_own=is_own)
+            )
+            task.advance()
+    return found
+
+
+def _observe_reference(
+    model: str,
+    candidate: Candidate,
+    signature: Signature,
+    sketches: Mapping[str, Sequence[Any]],
+    *,
+    is_own: bool,
 ) -> Reference:
-    """Run the model of this environment without the setup function: its yardstick, and the host in the same dtype."""
+    """Run the yardstick, and the host in the candidate's dtype.
+
+    sketches: of the observed run, which is the candidate's if `is_own`.
+    """
     batches = candidate.plan.batches
     yardstick = _open_yardstick(model, candidate)
     tokens, top_ids = _tokens_of(signature)
     exactly = forced_log_probabilities(yardstick, batches, tokens)
     exact_layers = sketch_layers(yardstick, batches, tokens)
-    layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
-    on_host = captured_on_host(model, candidate, signature, is_host=setup is None)
+    actual = {name: [torch.from_numpy(call) for call in of] for name, of in sketches.items()}
+    layers = layer_errors(exact_layers, actual)
+    on_host = captured_on_host(model, candidate, signature, is_host=is_own)
     return Reference(
         yardstick=distributions_of(exactly, top_ids),
         yardstick_dtype=yardstick.loaded.dtype,

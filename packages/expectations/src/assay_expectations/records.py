@@ -125,11 +125,8 @@ def content_differences(expected: Content, actual: Content) -> list[str]:
     """List the differences in content, one line per kind."""
     found = weight_differences(expected.weights, actual.weights)
     has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
-    hashes = {
-        "tokenizer": "tokenizer_hash",
-        "prompts": "unpadded_hash" if has_both else "prompts_hash",
-    }
-    for part, name in hashes.items():
+    prompts = ("prompts", "unpadded_hash") if has_both else ("prompts or padding", "prompts_hash")
+    for part, name in (("tokenizer", "tokenizer_hash"), prompts):
         if getattr(expected, name) != getattr(actual, name):
             found.append(f"different {part}")
     return found + value_differences(expected.settings.model_dump(), actual.settings.model_dump())
@@ -288,9 +285,8 @@ class Expectation(PublishedRecord):
         machine = self.key.machine
         rounded = "" if machine.precision == machine.dtype else f"-{machine.precision}"
         model = Path(self.model).name if Path(self.model).is_absolute() else self.model
-        model = "-".join(
-            part for part in model.replace(":", "/").split("/") if part not in ("", ".", "..")
-        )
+        parts = (part.strip(".") for part in re.split(r"[^\w.-]+", model))
+        model = "-".join(part for part in parts if part)
         return f"{machine.vendor}-{machine.architecture}-{machine.dtype}{rounded}-{model}"
 
     def content_hash(self) -> str:
@@ -480,6 +476,17 @@ class Reference(Record):
     """Outputs of the host in the same dtype; None if they are those that were observed."""
 
 
+class ReferenceRequest(Record):
+    """A request for the references of observations over a limit."""
+
+    run: str
+    model: str | None
+    is_patched: bool
+    """True if a setup function changed the observed models."""
+    sketches: dict[str, Any]
+    """Those of `Seen`, by file."""
+
+
 class Seen(Record):
     """The observation of one expectation file."""
 
@@ -492,8 +499,10 @@ class Seen(Record):
     """Differences in content, which make the expectation stale."""
     config: list[str] = Field(default_factory=list)
     """Changes of config.json and generation_config.json."""
+    sketches: Any = None
+    """Projections of each module, arrays by name, of an observation over a limit; else None."""
     reference: Reference | None = None
-    """Set for an observation over a limit."""
+    """Of an observation over a limit."""
     problem: str | None = None
     """Reason why the model could not run."""
     missing: str | None = None

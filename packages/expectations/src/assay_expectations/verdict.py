@@ -1,6 +1,7 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -117,7 +118,7 @@ def judge_seen(
     others = _condense(elsewhere)
     if not results:
         results[_NO_EXPECTATION] = not_compared(
-            "; ".join([*elsewhere.values(), *_advise(expectations, here, run)])
+            "; ".join([*others, _advise_capture(expectations, here, run)])
         )
         others = []
     return combine(
@@ -303,26 +304,22 @@ def _without_dtype(machine: Machine) -> tuple[str, str]:
     return machine.vendor, machine.architecture
 
 
-def _advise(expectations: Sequence[Expectation], here: AllSeen, run: str) -> list[str]:
-    """Return the command that captures the first model on this machine."""
-    for seen, expectation in zip(here.seen, expectations, strict=True):
-        folder = (
-            _OWN_FOLDER
-            if Path(seen.file).resolve().parent == SHIPPED.resolve()
-            else str(Path(seen.file).parent)
-        )
-        command = recapture_command(expectation.model, run, folder)
-        return [f"to capture one: {command.removesuffix(' --reason TEXT')}"]
-    return []
+def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> str:
+    """Return the command that captures the models on this machine."""
+    models = [*dict.fromkeys(one.model for one in expectations)]
+    folder = Path(here.seen[0].file).parent
+    output = _OWN_FOLDER if folder.resolve() == SHIPPED.resolve() else str(folder)
+    names = models if len(models) <= _MAX_NOTES else ["MODEL"]
+    words = ["assay", "expect", "capture", *names, "--run", run, "--output", output]
+    return f"to capture one: {shlex.join(words)}"
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:
     """Return the descriptions, or a single note if there are many."""
     if len(elsewhere) <= _MAX_NOTES:
         return list(elsewhere.values())
-    return [
-        f"{len(elsewhere)} expectations belong to other machines or dtypes: {', '.join(elsewhere)}"
-    ]
+    names = name_some([*elsewhere])
+    return [f"{len(elsewhere)} expectations belong to other machines or dtypes: {names}"]
 
 
 def _names(seen: Sequence[Seen]) -> list[str]:

@@ -235,3 +235,22 @@ def test_changed_configuration_is_named_with_its_effect(captured: Path, tmp_path
     (level,) = verdict["levels"].values()
     change = "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs (float64) move by "
     assert level["reason"].startswith(change)
+
+
+def test_setup_that_patches_a_library_does_not_reach_the_reference(
+    captured: Path, tmp_path: Path
+) -> None:
+    setup = tmp_path / "patch.py"
+    setup.write_text(
+        "import torch.nn.functional as F\n"
+        "def install(model):\n"
+        "    silu = F.silu\n"
+        "    F.silu = lambda *given, **named: silu(*given, **named) * 1.001\n"
+        "    torch_silu = type(model.model.layers[0].mlp.act_fn)\n"
+        "    torch_silu.forward = lambda self, values: F.silu(values)\n"
+        "    return model\n"
+    )
+    code, verdict = verify(tmp_path / "run", str(captured), "--candidate-setup", f"{setup}:install")
+    (level,) = verdict["levels"].values()
+    assert (code, level["drift"]["answer"]) == (1, "run")
+    assert verdict["location"]["module"] == "model.layers.0.mlp.act_fn"

@@ -323,7 +323,9 @@ def test_expectations_of_other_machines_do_not_change_the_verdict() -> None:
 def test_many_expectations_of_other_machines_are_one_note() -> None:
     others = [Seen(file=f"{name}.json") for name in "bcde"]
     verdict, _ = judge_seen(RUN, [EXPECTATION, *[elsewhere()] * 4], here(seen(), *others))
-    assert verdict.notes == ["4 expectations belong to other machines or dtypes: b, c, d, e"]
+    assert verdict.notes == [
+        "4 expectations belong to other machines or dtypes: b, c, d and 1 more"
+    ]
 
 
 def test_files_with_equal_names_are_distinguished() -> None:

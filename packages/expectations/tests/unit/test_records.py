@@ -64,7 +64,7 @@ def test_different_inputs_and_settings_are_named() -> None:
     )
     assert content_differences(CONTENT, other) == [
         "different tokenizer",
-        "different prompts",
+        "different prompts or padding",
         "seed is 1, expected 0",
     ]
 
@@ -123,13 +123,16 @@ def test_padding_is_no_part_of_prompts_that_both_files_know_without_it() -> None
     one = CONTENT.model_copy(update={"unpadded_hash": "u"})
     other = one.model_copy(update={"prompts_hash": "p2"})
     assert content_differences(one, other) == []
-    assert content_differences(CONTENT, other) == ["different prompts"]
+    assert content_differences(CONTENT, other) == ["different prompts or padding"]
+    rows = one.model_copy(update={"unpadded_hash": "u2"})
+    assert content_differences(one, rows) == ["different prompts"]
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
     [
         ("/home/ada/models/tiny", "tiny"),
+        ("micro:llama?trained=0", "micro-llama-trained-0"),
         ("../models/tiny", "models-tiny"),
         ("org/tiny", "org-tiny"),
     ],

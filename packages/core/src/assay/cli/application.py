@@ -33,6 +33,9 @@ _TAKES_ALL = {
     "help_option_names": list[str](),
 }  # fmt: skip
 
+# Commands of packages that may be absent.
+_PACKAGES = {"expect": "assay-expectations", "smoke": "assay-smoke", "bench": "assay-bench"}
+
 _EXIT_CODES = """
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
 """
@@ -523,7 +526,20 @@ def build_command(app: typer.Typer) -> Callable[..., Any]:
             _add_broken(app, entry_point, error)
         else:
             app.add_typer(extension, name=entry_point.name)
+    known = {entry_point.name for entry_point in entry_points(group=GROUP)}
+    for name in _PACKAGES.keys() - known:
+        _add_absent(app, name)
     return typer.main.get_command(app)
+
+
+def _add_absent(app: typer.Typer, name: str) -> None:
+    @app.command(name, hidden=True, context_settings=_TAKES_ALL)
+    def absent() -> None:
+        package = _PACKAGES[name]
+        raise MachineError(
+            f"`assay {name}` is in {package}, which this Python does not have; install it:"
+            f" {sys.executable} -m pip install {package}"
+        )
 
 
 def _add_broken(app: typer.Typer, entry_point: EntryPoint, error: BaseException) -> None:

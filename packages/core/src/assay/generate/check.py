@@ -167,13 +167,14 @@ def _explain_drift(
     if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
     from assay.generate.drift import changed_packages, describe_changes, describe_packages  # torch
-    from assay.generate.golden import read_golden
+    from assay.generate.golden import read_golden, renewal_command
 
     golden = read_golden(check.golden_folder)
     changed = changed_packages(golden.environment, provenance())
     if not changed:
         return judgement, check
     packages = describe_packages(changed)
+    renewal = renewal_command(golden.model_dump(by_alias=True))
     reference = parse_run(golden.reference["run"])
     folder = check.folder / HERE_FOLDER
     here = replace(check, folder=folder, golden=None, reference=reference, inputs=golden.inputs)
@@ -195,11 +196,11 @@ def _explain_drift(
     if changes:
         rmtree(folder)  # it holds what decided, or nothing
         advice = "the candidate agrees with a reference of this environment. If the change is meant"
-        return judgement.with_note(f"{code}; {advice}, capture the golden again"), check
+        return judgement.with_note(f"{code}; {advice}, capture the golden again: {renewal}"), check
     note = (
         f"a library rounds differently ({packages}): the candidate is over a limit against the golden and"
-        " agrees with a reference of this environment, and the yardsticks agree. Capture the golden again;"
-        " there is nothing to look for"
+        " agrees with a reference of this environment, and the exact values agree. There is nothing to look for:"
+        f" capture the golden again: {renewal}"
     )
     return own.with_note(note), here
 

@@ -5,7 +5,8 @@ the inputs, the yardstick's tokens and logits, and the measurements of the noise
 """
 
 import math
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -181,10 +182,33 @@ def read_golden(folder: Path) -> GoldenManifest:
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema")) != GOLDEN_SCHEMA:
         raise UsageError(
-            f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
-            " the golden again, or use the version that captured it"
+            f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: use the version"
+            f" that captured it, or capture it again: {renewal_command(content)}"
         )
     return require_numbers(validate_record(GoldenManifest, content, path), path)
+
+
+def renewal_command(manifest: Mapping[str, Any]) -> str:
+    """Return the command that captures a golden again, from a manifest of any schema, or of unknown content."""
+
+    def part(name: str) -> Mapping[str, Any]:
+        found = manifest.get(name)
+        return found if isinstance(found, dict) else {}
+
+    model, run = part("model").get("name"), part("reference").get("run")
+    words = ["assay", "capture", str(model or "MODEL"), "--run", str(run or "RUN")]
+    words += ["--noise-for", ",".join(map(str, part("sections"))) or "DTYPES"]
+    defaults = InputOptions().model_dump()
+    inputs = part("inputs")
+    given = {
+        name: inputs[name] for name in defaults if inputs.get(name) not in (None, defaults[name])
+    }
+    for name, value in (given | given.pop("sampling", {})).items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if value is True else [option, str(value)]
+    if manifest.get("level") == "logits":
+        words += ["--level", "logits"]
+    return shlex.join([*words, "--output", "NEW.golden"])
 
 
 def verify_golden(folder: Path, dtype: str) -> None:

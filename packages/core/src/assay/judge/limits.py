@@ -162,6 +162,14 @@ def false_alarm_bound(num_runs: int) -> float:
     return min(1.0, 3.0 / num_runs)
 
 
+def _describe_bound(num_runs: int, what: str) -> tuple[str, str]:
+    """Say in two lines how rarely clean runs do `what`, as far as so many runs show it."""
+    bound = false_alarm_bound(num_runs)
+    if bound >= 1:
+        return "So few runs do not", f"show how many such runs {what}: give at least 4."
+    return "At 95% fewer", f"than {bound:.1%} of such runs {what}."
+
+
 def limits_file(
     runs: Iterable[CleanRun],
     command: str,
@@ -172,11 +180,11 @@ def limits_file(
     limits = calibrate_limits(runs)
     for name, known in derived.items():
         limits[name] = max(known.limit, limits.get(name, 0.0))
-    bound = false_alarm_bound(len(runs))
+    share = _describe_bound(len(runs), "have a ratio over even the largest, for each statistic")
     lines = [
         f"# Made by: {command}",
-        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
-        f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
+        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. {share[0]}",
+        f"# {share[1]}",
         *(
             line
             for name, known in derived.items()
@@ -276,11 +284,12 @@ def calibrate_thresholds(runs: Sequence[CleanTokens]) -> dict[str, float]:
 def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
     """Return the text of a file of thresholds, with the runs that they come from."""
     thresholds = calibrate_thresholds(runs)
+    share = _describe_bound(len(runs), "fail, for each metric")
     lines = [
         f"# Made by: {command}",
         f"# A run fails when {FAILURE_RATE:.0%} of its tokens are at or over a threshold, which is {MARGIN}",
-        f"# times what the worst of {len(runs)} clean runs needs to pass. At 95% fewer than",
-        f"# {false_alarm_bound(len(runs)):.1%} of such runs fail, for each metric.",
+        f"# times what the worst of {len(runs)} clean runs needs to pass. {share[0]}",
+        f"# {share[1]}",
         f"failure_rate = {FAILURE_RATE}",
         f"false_failure_bound = {false_alarm_bound(len(runs)):.3g}",
         "",

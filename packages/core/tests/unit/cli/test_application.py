@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from assay.cli import application
 from assay.cli.application import explain, models_app, report
-from assay.errors import UsageError
+from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
 from assay.judge.wording import describe_diagnosis, load_diagnoses
 from assay.models import RECIPES
@@ -157,3 +158,20 @@ def test_building_prints_the_held_out_loss(tmp_path: Path, monkeypatch: pytest.M
 def test_building_what_is_no_recipe_is_a_usage_error() -> None:
     result = CliRunner().invoke(models_app, ["build", "gpt"])
     assert isinstance(result.exception, UsageError)
+
+
+@pytest.mark.parametrize("name", ["expect", "smoke", "bench"])
+def test_command_of_an_absent_package_names_the_package(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "entry_points", lambda **_: ())
+    app = typer.Typer()
+    app.command("inspect")(lambda: None)
+    command = application.build_command.__wrapped__(app)
+    with pytest.raises(MachineError) as raised:
+        command([name, "verify", "--help"], standalone_mode=False)
+    package = application._PACKAGES[name]
+    assert str(raised.value).startswith(
+        f"`assay {name}` is in {package}, which this Python does not"
+    )
+    assert str(raised.value).endswith(f" -m pip install {package}")

@@ -1,14 +1,15 @@
 """Why a golden of another environment fails here: code, rounding, or the candidate."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
 from assay.generate import check as checking
 from assay.generate.capture import capture_golden
 from assay.generate.drift import (
@@ -20,6 +21,7 @@ from assay.generate.drift import (
     find_changes,
     measure_drift,
 )
+from assay.generate.golden import GoldenManifest, ModelIdentity, Section, read_golden
 from assay.generate.judging import Judgement
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.judge.results import ReplayResults
@@ -27,8 +29,33 @@ from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.verdicts import Level, Outcome, Verdict
 
+RENEWAL = (
+    "assay capture m/n --run cpu/float32 --noise-for bfloat16 --max-new-tokens 5 --chat --temperature 0.5"
+    " --output NEW.golden"
+)
 THEN = {"versions": {"torch": "2.11.0", "transformers": "5.15.1", "assay-core": "0.1"}, "cpu": "a"}
 NOW = {"versions": {"torch": "2.13.0", "transformers": "5.15.1", "assay-core": "0.2"}, "cpu": "a"}
+MANIFEST = GoldenManifest(
+    model=ModelIdentity(
+        name="m/n",
+        architecture="",
+        weights_hash="",
+        tokenizer_hash="",
+        checkpoint_dtype="",
+        vocab_size=1,
+        num_parameters=1,
+    ),
+    reference={"run": "cpu/float32"},
+    inputs=InputOptions(max_new_tokens=5, chat=True, sampling={"temperature": 0.5}),
+    inputs_hash="",
+    level="module",
+    sections={
+        "bfloat16": Section(
+            dtype="bfloat16", yardstick_dtype="float64", reference_deterministic=True
+        )
+    },
+    environment=THEN,
+)
 
 
 def test_changed_packages_are_those_with_other_versions() -> None:
@@ -113,9 +140,7 @@ def test_each_answer_has_its_outcome(
     outcome: Outcome,
     words: str,
 ) -> None:
-    golden = SimpleNamespace(
-        environment=THEN, reference={"run": "cpu/float32"}, inputs=InputOptions()
-    )
+    golden = MANIFEST
     replaced: dict[str, Any] = {
         "provenance": lambda: NOW,
         "call": lambda *_, **__: [Drift(changes)],
@@ -131,6 +156,8 @@ def test_each_answer_has_its_outcome(
     found, of = checking._explain_drift(FAIL, check, SilentProgress())
     assert found.verdict.verdict is outcome
     assert any(words in note for note in found.verdict.notes)
+    is_renewed = any(f"capture the golden again: {RENEWAL}" in one for one in found.verdict.notes)
+    assert is_renewed == (own is PASS)
     # The verdict that holds is that of the golden only if the candidate is right here.
     assert (of.golden is not None) is (own is PASS and bool(changes))
 
@@ -139,9 +166,27 @@ def test_a_passing_candidate_and_an_equal_environment_need_no_explanation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = GenerateCheck(model="m", candidate=parse_run("cpu/bfloat16"), folder=tmp_path)
-    golden = SimpleNamespace(environment=NOW, reference={"run": "cpu/float32"})
+    golden = MANIFEST.model_copy(update={"environment": NOW})
     monkeypatch.setattr("assay.generate.golden.read_golden", lambda _: golden)
     monkeypatch.setattr(checking, "provenance", lambda: NOW)
     with_golden = replace(check, golden=tmp_path / "g")
     for judgement, one in ((FAIL, check), (PASS, with_golden), (FAIL, with_golden)):
         assert checking._explain_drift(judgement, one, SilentProgress()) == (judgement, one)
+
+
+@pytest.mark.parametrize(
+    ("content", "command"),
+    [
+        (MANIFEST.model_dump(by_alias=True) | {"schema": 3}, RENEWAL),
+        (
+            {"schema": 9, "model": []},
+            "assay capture MODEL --run RUN --noise-for DTYPES --output NEW.golden",
+        ),
+    ],
+)
+def test_golden_of_another_schema_names_the_command_that_renews_it(
+    tmp_path: Path, content: dict[str, Any], command: str
+) -> None:
+    (tmp_path / "golden.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=f"capture it again: {command}$"):
+        read_golden(tmp_path)
