@@ -11,6 +11,7 @@ CORPORA = {
     "published": ("test_published.py", "test_loads.py"),
     "offline": ("test_offline_faults.py",),
     "foreign": ("test_foreign_faults.py",),
+    "reproductions": ("test_reproductions.py",),
 }
 # The option that chooses some of a corpus.
 CHOICES = {
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", default="cpu", help="device of the candidates; for --corpus generation alone"
     )
     parser.addoption("--corpus", choices=CORPORA, help="only faults of this; default: all")
+    parser.addoption("--draw", type=int, default=52, help="seed of --corpus reproductions")
     parser.addoption("--fault", default="", help="only faults whose name contains this")
     parser.addoption("--training-fault", default="", help="the same of faults in training")
     parser.addoption("--published-bug", default="", help="the same of published bugs")
@@ -55,9 +57,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _wanted(config: pytest.Config) -> list[str]:
-    """Corpora that are run: that of --corpus, those of which some are chosen, or all but `offline`."""
+    """Corpora that are run: that of --corpus, those of which some are chosen, or all but the slowest."""
     if corpus := config.getoption("--corpus"):
         return [corpus]
-    # Faults of generation as dumps take an hour more.
+    # Faults of generation as dumps take an hour more, and a draw half an hour.
     chosen = [name for name, option in CHOICES.items() if config.getoption(option)]
-    return chosen or [name for name in CORPORA if name != "offline"]
+    return chosen or [name for name in CORPORA if name not in ("offline", "reproductions")]

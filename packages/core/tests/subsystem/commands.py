@@ -72,3 +72,20 @@ def error_of(run: Any) -> str:
     message: str = run.stderr[run.stderr.index("assay: ") :]
     assert len(message) < 1000
     return message
+
+
+# What a machine with torch alone lacks.
+_ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["assay", "transformers", "safetensors", "numpy"]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_alone(script: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of reproduce.py."""
+    command = [sys.executable, "-W", "ignore", "-c", _ALONE, str(script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout

@@ -2,36 +2,18 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from assay.models import resolve_model
-from packages.core.tests.subsystem.commands import error_of, run_in_process
+from packages.core.tests.subsystem.commands import error_of, run_alone, run_in_process
 
 # A check and its reproduction start ten processes that import torch.
 pytestmark = pytest.mark.timeout(600)
 
 FAULTS = Path("packages/core/tests/faults").resolve()
 CHECK = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
-
-# What a machine with torch alone lacks.
-_ALONE = """
-import runpy, sys
-sys.modules.update(dict.fromkeys(["assay", "transformers", "safetensors", "numpy"]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def run_alone(script: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output of reproduce.py."""
-    command = [sys.executable, "-W", "ignore", "-c", _ALONE, str(script), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def reproduce(
             of_values = partial(_reproduce_programs, check, location, rows, traces, with_text)
             of_state = partial(_reproduce_state, check, location, traces)
             is_of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
-            for attempt in (of_state, of_values) if is_of_state else (of_values, of_state):
+            attempts = (of_state, of_values) if is_of_state else (of_values, of_state)
+            for attempt in attempts if number == 0 or is_of_state else (of_values,):
                 found = attempt(words, progress)
                 if not isinstance(found, str):
                     print_text(f"python {found(verdict, folder)}")

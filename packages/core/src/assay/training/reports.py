@@ -59,6 +59,11 @@ class TrainOptions(Record):
         )
 
 
+# The sum of two parts is the same in both orders. With more ranks, DistributedDataParallel changes the
+# order of summation after its first step, and so does a resumed run.
+MOST_IN_ANY_ORDER = 2
+
+
 def scaled_folder(folder: Path) -> Path:
     """Return the folder of the second replay, with the loss scale divided out, below the first's."""
     return folder / "scaled"

@@ -20,7 +20,14 @@ from assay.training.judging.evidence import (
     location_of_parameter,
 )
 from assay.training.protocol import PHASE_METHODS
-from assay.training.reports import FreeRun, HeldPart, LossCurve, StateValue, TrainerReport
+from assay.training.reports import (
+    MOST_IN_ANY_ORDER,
+    FreeRun,
+    HeldPart,
+    LossCurve,
+    StateValue,
+    TrainerReport,
+)
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Ratio
 
 # In 16 bits the noise of a few losses is never small by chance, as it is at least half a unit: a fourth
@@ -30,10 +37,6 @@ _OF_NARROW = 0.25
 
 # Ports of the parameters at the end of the free run and of the resumed run.
 TRAJECTORY, RESUMED_TRAJECTORY = "trajectory", "resumed-trajectory"
-
-# The sum of two parts is the same in both orders. With more ranks, DistributedDataParallel changes the
-# order of summation after its first step, and so does a resumed run.
-_MOST_IN_ANY_ORDER = 2
 
 
 def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
@@ -265,7 +268,7 @@ def _find_problems(
 def _why_inexact(evidence: FreeEvidence) -> str | None:
     """Explain why a resumed run may differ in its last bits; None if it must be bitwise equal."""
     declared = evidence.report.traits.inexact_resume
-    if declared is None and len(evidence.reports) > _MOST_IN_ANY_ORDER:
+    if declared is None and len(evidence.reports) > MOST_IN_ANY_ORDER:
         return f"{len(evidence.reports)} ranks may add up in another order after a restart"
     return declared
 
