@@ -108,6 +108,7 @@ def with_settings_of_earlier(
     """Return the options with `given` settings, and otherwise those of the file that is captured again.
 
     output: as of `capture_expectation`.
+    Raises: UsageError for options of the text of prompts that only the earlier capture read.
     """
     settings, prompts = options.settings, options.prompts
     files = [output] if output.suffix == ".json" else sorted(output.glob("*.json"))
@@ -118,9 +119,11 @@ def with_settings_of_earlier(
             continue
         if (earlier.model, earlier.provenance.run) == (options.model, options.run):
             settings = earlier.key.content.settings
+            if earlier.prompts and prompts is None and given.keys() & {"prompt_length", "chat"}:
+                raise UsageError(
+                    f"{file} holds the tokens of your own prompts: name --prompts again"
+                )
             prompts = prompts or earlier.prompts or None
-            if given.keys() & {"prompt_length", "chat"}:
-                prompts = options.prompts
     update = {"settings": settings.model_copy(update=dict(given)), "prompts": prompts}
     return options.model_copy(update=update)
 

@@ -350,6 +350,8 @@ def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> Non
     again = with_settings_of_earlier(options, {"seed": 6}, path)
     assert (again.settings.max_new_tokens, again.settings.seed) == (3, 6)
     assert again.prompts == [[1, 2]]
+    with pytest.raises(UsageError, match="name --prompts again"):
+        with_settings_of_earlier(options, {"chat": True}, path)
     other = options.model_copy(update={"run": "cpu/bfloat16"})
     assert with_settings_of_earlier(other, {}, path) == other
 
