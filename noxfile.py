@@ -142,6 +142,12 @@ def fuzz(session: nox.Session) -> None:
     torch_environment(session).run(session, "packages.core.tests.fuzz", *session.posargs)
 
 
+@nox.session(default=False, tags=["long"])
+def zoo(session: nox.Session) -> None:
+    """Check a tiny model of every architecture of transformers. `-- --part 1/8 --table FILE.csv`."""
+    torch_environment(session).run(session, "packages.core.tests.zoo", *session.posargs)
+
+
 @nox.session(default=False, tags=["device"])
 def smoke(session: nox.Session) -> None:
     """Train with every feature through checkpoint and resume. `-- --coverage one`."""

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.generate.golden import LOGITS
+from assay.generate.media import find_media
 from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
@@ -109,12 +110,18 @@ def timeline_of(batch: Batch) -> BatchPositions:
     return BatchPositions.of_batch(batch.prompts, batch.attention_mask, num_new)
 
 
-def model_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of `batch` for `forward` and `generate`, on `device`."""
-    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+def model_inputs(batch: Batch, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of `batch` for `forward` and `generate`, on the device of a parameter.
+
+    Floating-point inputs get its dtype.
+    """
+    inputs = batch.inputs
     if batch.decoder_input_ids is not None:
         inputs["decoder_input_ids"] = batch.decoder_input_ids
-    return {name: value.to(device) for name, value in inputs.items()}
+    return {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+    }
 
 
 def generate(
@@ -184,6 +191,8 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
     its name in the model's outputs.
     """
     limits = limits_of(loaded)
+    if loaded.media_input:
+        return replace(limits, media=find_media(loaded))
     if not loaded.can_generate:
         return limits
     if loaded.decoder_start:
@@ -206,12 +215,12 @@ def _run(
     model_arguments: dict[str, Any] | None = None,
 ) -> Generated:
     model: Any = loaded.model
-    inputs = model_inputs(batch, next(model.parameters()).device)
+    inputs = model_inputs(batch, next(model.parameters()))
     if not loaded.can_generate:
         with model_code():
             output = model(**inputs)
-        advance_task("tokens", inputs["input_ids"].numel())
-        outputs = name_outputs(output, loaded.vocab_size)
+        advance_task("tokens", len(batch.rows) * batch.length)
+        outputs = name_outputs(output, 0 if batch.media else loaded.vocab_size)
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
     with model_code():

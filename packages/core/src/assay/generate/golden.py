@@ -331,8 +331,9 @@ class GenerateEvidence:
             if token.prompt in batch.prompts:
                 row = batch.rows[batch.prompts.index(token.prompt)]
                 column = token.position + batch.length - len(row)
-                chunk = batch.prefill_chunk or batch.length
+                chunk = batch.prefill_chunk or max(batch.length, 1)
                 if column < batch.length:
                     return batch.number, column // chunk
-                return batch.number, -(-batch.length // chunk) + column - batch.length
+                num_calls = -(-batch.length // chunk) or 1  # images are read in one call
+                return batch.number, num_calls + column - batch.length
         return self.section.batches[0].number, 0

@@ -201,22 +201,25 @@ def accumulated_errors(side: Side, batch: Batch, trace: ReplayedTrace) -> dict[s
     work = max(single_rows([batch]), key=lambda one: len(one.batch.rows[0]))
     meter = DriftMeter(trace, work.source)
     tracer = ModuleTracer(meter)
-    prompts = replace(work.batch, max_new_tokens=min(1, work.batch.max_new_tokens))
     with tracer.attached(side.loaded.model), side.running(), side.choosing(work):
         work.begin(tracer)
-        generate(side.loaded, prompts)
+        generate(side.loaded, _first_call(work.batch))
     return meter.relative_errors()
 
 
 def find_pointwise(side: Side, work: Work) -> frozenset[str]:
     """Find modules whose own code, in the first forward call, only rounds element by element."""
-    batch = replace(work.batch, max_new_tokens=1)
     tracer = ModuleTracer(NullHandler())
     pointwise = PointwiseModules(tracer)
     # Entered last, as the innermost of two dispatch modes sees operations first.
     with tracer.attached(side.loaded.model), side.running(), pointwise:
-        generate(side.loaded, batch)
+        generate(side.loaded, _first_call(work.batch))
     return pointwise.paths
+
+
+def _first_call(batch: Batch) -> Batch:
+    """Return the batch with at most one new token."""
+    return replace(batch, max_new_tokens=min(1, batch.max_new_tokens))
 
 
 def replay(
@@ -311,8 +314,8 @@ def processed_scores(
     """
     model: Any = side.loaded.model
     scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
-    device = next(model.parameters()).device
-    is_called = False
+    parameter = next(model.parameters())
+    device, is_called = parameter.device, False
 
     def instead_of_sampling(
         model: Any,  # noqa: ANN401 - as transformers calls it
@@ -333,7 +336,7 @@ def processed_scores(
     batch = work.batch
     with side.device.execution(), model_code():
         model.generate(
-            **model_inputs(batch, device),
+            **model_inputs(batch, parameter),
             generation_config=generation_options(side.loaded, batch, sampling),
             custom_generate=instead_of_sampling,
         )

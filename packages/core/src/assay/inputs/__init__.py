@@ -6,6 +6,7 @@ Importing this package does not import torch: a batch makes its tensors on acces
 from assay.inputs.batches import (
     Batch,
     InputPlan,
+    Media,
     ModelLimits,
     Prompt,
     built_in_texts,
@@ -22,7 +23,7 @@ from assay.inputs.planning import (
 )
 
 __all__ = [
-    "Batch", "BatchOptions", "InputPlan", "LengthRange", "ModelLimits", "Prompt", "built_in_texts",
+    "Batch", "BatchOptions", "InputPlan", "LengthRange", "Media", "ModelLimits", "Prompt", "built_in_texts",
     "describe_hard_cases", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

@@ -4,6 +4,8 @@ Shapes: B rows, T positions.
 """
 
 import json
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -34,6 +36,27 @@ class _Model(Protocol):
     def can_generate(self) -> bool: ...
     @property
     def decoder_start(self) -> tuple[int, ...]: ...
+    @property
+    def media_input(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image, a video or a sound, made from a seed: bytes, as (byte - 128) / 64, exact in every dtype."""
+
+    name: str
+    """Argument of the model."""
+    shape: tuple[int, ...]
+    seed: int = 0
+
+    @property
+    def values(self) -> "torch.Tensor":
+        """Return the values of one row, (1, *shape) in float32 from -2 to 2."""
+        import torch
+
+        drawn = random.Random(self.seed).randbytes(math.prod(self.shape))  # noqa: S311 - reproducible
+        levels = torch.frombuffer(bytearray(drawn), dtype=torch.uint8).float()
+        return ((levels - 128) / 64).reshape(1, *self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,8 @@ class ModelLimits:
     can_generate: bool = True
     decoder_start: tuple[int, ...] = ()
     """First ids of a decoder that reads the prompt through an encoder."""
+    media: Media | None = None
+    """What the model takes instead of token ids; None for a model of text."""
     whole_prefill: str = ""
     """Why the prefill cannot be divided into chunks; "" if it can."""
 
@@ -220,6 +245,8 @@ class Batch:
     """`prefill_chunk_size` of the generation; None for a prefill in one call."""
     padded_to: int = 0
     """Least length of each row, to keep the padding of another batch."""
+    media: tuple[Media, ...] = ()
+    """The input of each row of a model that takes no token ids; its rows are empty."""
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models.
 
@@ -235,14 +262,25 @@ class Batch:
         """Return token ids (B, T) in int64."""
         import torch
 
-        return torch.tensor([self._pad(row, self.pad_token_id) for row in self.rows])
+        rows = [self._pad(row, self.pad_token_id) for row in self.rows]
+        return torch.tensor(rows, dtype=torch.long)
 
     @property
     def attention_mask(self) -> "torch.Tensor":
         """Return 1 for a token and 0 for padding (B, T), int64."""
         import torch
 
-        return torch.tensor([self._pad([1] * len(row), 0) for row in self.rows])
+        rows = [self._pad([1] * len(row), 0) for row in self.rows]
+        return torch.tensor(rows, dtype=torch.long)
+
+    @property
+    def inputs(self) -> "dict[str, torch.Tensor]":
+        """Return the tensors that the model's encoder gets, or the model itself, by argument."""
+        import torch
+
+        if self.media:
+            return {self.media[0].name: torch.cat([one.values for one in self.media])}
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
 
     @property
     def decoder_input_ids(self) -> "torch.Tensor | None":

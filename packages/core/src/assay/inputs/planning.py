@@ -2,10 +2,18 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.errors import UsageError
-from assay.inputs.batches import Batch, Encode, InputPlan, ModelLimits, Prompt, built_in_texts
+from assay.inputs.batches import (
+    Batch,
+    Encode,
+    InputPlan,
+    Media,
+    ModelLimits,
+    Prompt,
+    built_in_texts,
+)
 from assay.option_ranges import parse_count
 
 # RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190 times at
@@ -68,6 +76,8 @@ def plan_batches(
     if options.batch_size < 1 or options.max_new_tokens < 0 or options.num_prompts < 1:
         raise UsageError("batch size and prompts must be at least 1, new tokens at least 0")
     new_tokens = options.max_new_tokens if limits.can_generate else 0
+    if limits.media is not None:
+        return _plan_media(limits, limits.media, options, new_tokens)
     rng = random.Random(options.seed)  # noqa: S311 - reproducible, not secret
     if prompts is None:
         lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
@@ -106,6 +116,27 @@ def plan_batches(
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+def _plan_media(
+    limits: ModelLimits, media: Media, options: BatchOptions, new_tokens: int
+) -> InputPlan:
+    """Plan batches of images or sounds."""
+    batches: list[Batch] = []
+    for start in range(0, options.num_prompts, options.batch_size):
+        numbers = tuple(range(start, min(start + options.batch_size, options.num_prompts)))
+        batches.append(
+            Batch(
+                len(batches),
+                ((),) * len(numbers),
+                numbers,
+                limits.pad_token_id,
+                new_tokens,
+                media=tuple(replace(media, seed=options.seed + number) for number in numbers),
+                decoder_start=limits.decoder_start,
+            )
+        )
+    return InputPlan(tuple(batches), ())
 
 
 def _clipped(

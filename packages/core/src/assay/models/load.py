@@ -1,5 +1,6 @@
 """Load models for comparison: exact weights, a chosen dtype, evaluation mode; their size, and what follows from it."""
 
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ class LoadedModel:
     """Dtype of most stored weights."""
     stored_weights: Mapping[str, StoredWeight]
     vocab_size: int
+    """0 for a model without tokens."""
     max_positions: int | None
     """Length of the longest sequence; None without a limit."""
     pad_token_id: int
@@ -70,6 +72,8 @@ class LoadedModel:
     can_generate: bool
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models."""
+    media_input: str = ""
+    """The argument for images or sounds of a model that takes no token ids; "" for others."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
 
@@ -166,10 +170,11 @@ def _describe(
 ) -> LoadedModel:
     """Return the properties of a model that do not depend on its weights."""
     config = module.config.get_text_config()
+    vocab_size = getattr(config, "vocab_size", None) or 0
     tokenizing = find_tokenizing(
         folder,
         source.reference,
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         bos_token_id=getattr(config, "bos_token_id", None),
         remote_code=remote_code,
     )
@@ -186,12 +191,13 @@ def _describe(
         tokenizer_hash=tokenizing.hash,
         checkpoint_dtype="",
         stored_weights={},
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         max_positions=_max_positions(config, module),
-        pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, eos_token_ids),
+        pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, vocab_size, eos_token_ids),
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
         decoder_start=_decoder_start(module),
+        media_input=_media_input(module),
         notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
     )
 
@@ -320,11 +326,20 @@ def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
     return value
 
 
+def _media_input(module: nn.Module) -> str:
+    """Return the argument for images or sounds of a model that takes no token ids; "" for others."""
+    name: str = getattr(module, "main_input_name", "input_ids")
+    return "" if "input_ids" in inspect.signature(module.forward).parameters else name
+
+
 def _pad_token_id(
-    own: int | None, config: "PretrainedConfig", eos_token_ids: tuple[int, ...]
+    own: int | None,
+    config: "PretrainedConfig",
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
 ) -> int:
     candidates = (own, getattr(config, "pad_token_id", None), *eos_token_ids[:1])
-    known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < config.vocab_size]
+    known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < vocab_size]
     return known[0] if known else 0
 
 

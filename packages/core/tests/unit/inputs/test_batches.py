@@ -15,6 +15,7 @@ from assay.errors import UsageError
 from assay.inputs import (
     Batch,
     InputPlan,
+    Media,
     ModelLimits,
     Prompt,
     built_in_texts,
@@ -70,6 +71,7 @@ class Model:
     pad_token_id: int = 258
     can_generate: bool = True
     decoder_start: tuple[int, ...] = ()
+    media_input: str = ""
 
 
 @pytest.mark.parametrize(
@@ -224,3 +226,24 @@ def test_batch_without_an_encoder_has_no_ids_of_a_decoder() -> None:
 
     assert batch.decoder_input_ids is None
     assert batch.first_new_position(1) == 3
+
+
+def test_values_of_an_image_are_exact_in_every_dtype() -> None:
+    values = Media("pixel_values", (3, 4, 4), seed=7).values
+
+    assert values.shape == (1, 3, 4, 4)
+    assert len(values.unique()) > 10
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(values.to(dtype).float(), values)
+
+
+def test_images_follow_from_their_seeds() -> None:
+    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (1, 2))
+    batch = Batch(0, ((), ()), (0, 1), 0, 0, media=media)
+
+    (name,) = batch.inputs
+    images = batch.inputs[name]
+
+    assert (name, images.shape) == ("pixel_values", (2, 1, 2, 2))
+    assert torch.equal(images, batch.inputs[name])
+    assert not torch.equal(images[0], images[1])

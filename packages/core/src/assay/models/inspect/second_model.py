@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from assay.models.inspect.report import LoadReport
 from assay.models.inspect.weights import all_tensors, measure_difference
@@ -185,7 +186,9 @@ def _other_settings(model: nn.Module, built: nn.Module) -> Iterator[str]:
         if other is None:
             yield f"{name} is a module that its class does not make from config.json"
             continue
-        if type(module) is not type(other):
+        # Each parametrized module, such as one with weight norm, has a class of its own.
+        own_class, other_class = (type_before_parametrizations(one) for one in (module, other))
+        if own_class is not other_class or is_parametrized(module) != is_parametrized(other):
             yield f"{name} is a {type(module).__name__}, not a {type(other).__name__}"
             continue
         yield from _differences(f"{path}." if path else "", _settings(module), _settings(other))

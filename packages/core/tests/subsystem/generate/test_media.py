@@ -1,0 +1,150 @@
+"""Models of images or sounds: their inputs are made from seeds, in a shape that the model takes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    ASTConfig,
+    ASTForAudioClassification,
+    PreTrainedModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    VideoMAEConfig,
+    VideoMAEForVideoClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    Wav2Vec2Config,
+    Wav2Vec2ForCTC,
+)
+
+from assay.models.transformers_calls import quiet_transformers
+from packages.core.tests.subsystem.commands import Finished
+
+RunAssay = Callable[..., Finished]
+
+RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
+LAYERS: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
+IMAGES: dict[str, Any] = {"image_size": 32, "patch_size": 8}
+SOUNDS: dict[str, Any] = {
+    "conv_dim": [32, 32, 32],
+    "conv_stride": [5, 2, 2],
+    "conv_kernel": [10, 3, 3],
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "vocab_size": 40,
+}
+
+PLANTS = """
+import torch
+
+
+def transposed_patches(model):
+    projection = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+    projection.weight.data = projection.weight.data.transpose(-1, -2).contiguous()
+
+
+def other_normalization(model):
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "pixel_values": kwargs["pixel_values"] * 0.9}),
+        with_kwargs=True,
+    )
+
+
+def scaled_convolution(model):
+    layer = model.wav2vec2.feature_extractor.conv_layers[1].conv
+    layer.register_forward_hook(lambda module, args, output: 1.03 * output)
+"""
+
+
+def save(folder: Path, kind: type[PreTrainedModel], config: Any) -> Path:
+    torch.manual_seed(0)
+    with quiet_transformers():
+        kind(config).save_pretrained(folder)
+    (folder / "plants.py").write_text(PLANTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = ViTConfig(initializer_range=0.1, **LAYERS, **IMAGES)
+    return save(tmp_path_factory.mktemp("models") / "vit", ViTForImageClassification, config)
+
+
+def test_image_classifier_passes(classifier: Path, assay: RunAssay) -> None:
+    run = assay("check", "generate", classifier, *RUNS)
+
+    assert run.code == 0, run.stdout
+    assert {*run.verdict["levels"]["outputs"]["outputs"]} == {"logits"}
+    assert run.verdict["coverage"]["not_run_parts"] == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [
+        ("transposed_patches", "vit.embeddings.patch_embeddings.projection"),
+        ("other_normalization", None),
+    ],
+)
+def test_fault_in_the_images_is_found(
+    plant: str, module: str | None, classifier: Path, assay: RunAssay
+) -> None:
+    setup = f"{classifier / 'plants.py'}:{plant}"
+
+    run = assay("check", "generate", classifier, *RUNS, "--candidate-setup", setup)
+
+    assert run.code == 1, run.stdout
+    if module is None:
+        assert run.verdict["diagnosis"] == "inputs-differ"
+    else:
+        assert run.verdict["location"]["module"] == module
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "config", "unused"),
+    [
+        (SiglipVisionModel, SiglipVisionConfig(**LAYERS, **IMAGES), ()),
+        (
+            VideoMAEForVideoClassification,
+            VideoMAEConfig(num_frames=4, **LAYERS, **IMAGES),
+            (),
+        ),
+        (ASTForAudioClassification, ASTConfig(max_length=64, num_mel_bins=32, **LAYERS), ()),
+        (Wav2Vec2ForCTC, Wav2Vec2Config(**LAYERS, **SOUNDS), ("*masked_spec_embed",)),
+    ],
+)
+def test_models_of_images_videos_and_sounds_pass(
+    kind: type[PreTrainedModel],
+    config: Any,
+    unused: tuple[str, ...],
+    assay: RunAssay,
+    tmp_path: Path,
+) -> None:
+    model = save(tmp_path / "model", kind, config)
+    allowed = [word for glob in unused for word in ("--allow-unused", glob)]
+
+    run = assay("check", "generate", model, *RUNS, *allowed)
+
+    assert run.code == 0, run.stdout
+    assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
+
+
+@pytest.mark.long
+def test_scaled_convolution_of_a_speech_model_is_found(assay: RunAssay, tmp_path: Path) -> None:
+    model = save(tmp_path / "model", Wav2Vec2ForCTC, Wav2Vec2Config(**LAYERS, **SOUNDS))
+    setup = f"{model / 'plants.py'}:scaled_convolution"
+
+    run = assay("check", "generate", model, *RUNS, "--candidate-setup", setup)
+
+    assert run.code == 1, run.stdout
+    place = run.verdict["location"]["module"]
+    assert place == "wav2vec2.feature_extractor.conv_layers.1.conv"

@@ -1,0 +1,176 @@
+"""Check a tiny model of every architecture of transformers: `nox -s zoo`.
+
+    python -m packages.core.tests.zoo [--part 1/8] [--only NAME] [--seed N] [--table FILE.csv]
+
+Each model is checked as it is, in float32 and bfloat16, and with one planted fault: a module drawn by the seed returns
+values that are 5 % too large. A clean FAIL and a fault that is not found at its module end with exit code 1.
+"""
+
+import argparse
+import csv
+import random
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import assay
+from assay.errors import AssayError
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.zoo.architectures import Architecture, build_tiny, list_architectures
+
+_INPUTS = {"prompt_length": "8:24", "max_new_tokens": 4}
+_PLANT = """
+def plant(model):
+    def scale(module, args, output):
+        return 1.05 * output
+
+    model.get_submodule("{module}").register_forward_hook(scale)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The results of one architecture."""
+
+    architecture: str
+    float32: str = ""
+    """Outcome of the clean check, or the reason against it."""
+    bfloat16: str = ""
+    planted: str = ""
+    """The module with the fault."""
+    found: str = ""
+    """The module of the verdict, or its outcome if it names none."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return True for a clean FAIL, or a fault that is not found at its module."""
+        return "FAIL" in (self.float32, self.bfloat16) or self.planted != self.found
+
+
+def main() -> int:
+    """Run. Returns: 1 if a check was wrong."""
+    parser = argparse.ArgumentParser(prog="nox -s zoo --", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--part", default="1/1", help="K/N: every Nth architecture, from the Kth on"
+    )
+    parser.add_argument("--only", default="", help="architectures whose name holds this text")
+    parser.add_argument("--seed", type=int, default=0, help="draws the module of the fault")
+    parser.add_argument("--table", type=Path, help="write the results to this CSV file")
+    given = parser.parse_args()
+    part, num_parts = (int(number) for number in given.part.split("/"))
+    chosen = [one for one in list_architectures()[part - 1 :: num_parts] if given.only in str(one)]
+    rows = []
+    for number, one in enumerate(chosen, 1):
+        rows.append(check_architecture(one, given.seed))
+        print(f"{number} of {len(chosen)}:", *asdict(rows[-1]).values(), sep="  ", flush=True)  # noqa: T201
+    print(*summarize(rows), sep="\n")  # noqa: T201
+    if given.table is not None:
+        write_table(rows, given.table)
+    return int(any(row.is_wrong for row in rows))
+
+
+def check_architecture(architecture: Architecture, seed: int) -> Row:
+    """Build, save and check one architecture."""
+    name = str(architecture)
+    with tempfile.TemporaryDirectory(prefix="assay-zoo-") as place:
+        folder = Path(place)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = build_tiny(architecture)
+                model.save_pretrained(folder / "model")  # type: ignore[operator]
+        except Exception as error:  # noqa: BLE001 - each class fails in its own way
+            return Row(name, f"not built: {_first_line(error)}")
+        module = draw_module(model, random.Random(f"{seed} {name}"))  # noqa: S311 - reproducible
+        del model
+        try:
+            wide = _check(folder, "float32")
+            narrow = _check(folder, "bfloat16")
+            if narrow.verdict is Outcome.FAIL or module is None:
+                return Row(name, _describe(wide), _describe(narrow))
+            (folder / "plant.py").write_text(_PLANT.format(module=module))
+            wrong = _check(folder, "bfloat16", setup=f"{folder / 'plant.py'}:plant")
+        except AssayError as error:
+            return Row(name, f"refused: {_first_line(error)}")
+        except Exception as error:  # noqa: BLE001 - one architecture must not end the run
+            traceback.print_exc()
+            return Row(name, f"error: {_first_line(error)}")
+    place_found = wrong.location.module if wrong.location is not None else None
+    found = place_found or f"{wrong.verdict.value} {wrong.location or ''}".strip()
+    return Row(name, _describe(wide), _describe(narrow), module, found)
+
+
+def draw_module(model: nn.Module, generator: random.Random) -> str | None:
+    """Draw a linear layer, a norm or a convolution; None without one."""
+    kinds = ("Linear", "Conv", "Norm")
+    names = [
+        name
+        for name, module in model.named_modules()
+        if not [*module.children()]
+        and [*module.parameters(recurse=False)]
+        and any(kind in type(module).__name__ for kind in kinds)
+    ]
+    return generator.choice(names) if names else None
+
+
+def _check(folder: Path, dtype: str, setup: str | None = None) -> Verdict:
+    golden = folder / dtype / "golden"
+    source: dict[str, Any] = {"reference": "cpu/float32", **_INPUTS}
+    if setup is not None:
+        source = {"golden": golden, "candidate_setup": setup}
+    return assay.check_generate(
+        str(folder / "model"),
+        candidate=f"cpu/{dtype}",
+        output=folder / (dtype if setup is None else "planted"),
+        **source,
+    )
+
+
+def _describe(verdict: Verdict) -> str:
+    """Return the outcome, and the reason unless it is PASS."""
+    if verdict.verdict is Outcome.PASS:
+        return "PASS"
+    if verdict.verdict is Outcome.FAIL:
+        return "FAIL"
+    reasons = [
+        level.reason for level in verdict.levels.values() if level.verdict is verdict.verdict
+    ]
+    parts = verdict.coverage.not_run_parts if verdict.coverage is not None else {}
+    reasons += [f"never run: {', '.join(parts)}"] if parts else []
+    return f"NOT_COMPARED: {reasons[0] if reasons else 'coverage'}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def summarize(rows: Sequence[Row]) -> list[str]:
+    """Count the results."""
+    counts = Counter(
+        row.bfloat16.partition(":")[0] or row.float32.partition(":")[0] for row in rows
+    )
+    planted = [row for row in rows if row.planted]
+    found = sum(row.planted == row.found for row in planted)
+    lines = [f"{count:5d}  {name}" for name, count in counts.most_common()]
+    return [*lines, f"{found:5d}  faults of {len(planted)} found at their module"]
+
+
+def write_table(rows: Sequence[Row], path: Path) -> None:
+    """Write one line for each architecture."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(one.name for one in fields(Row))
+        writer.writerows(asdict(row).values() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

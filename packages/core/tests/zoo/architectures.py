@@ -1,0 +1,135 @@
+"""Every architecture of the installed transformers, found in its own registry, and its tiny configuration."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+# More parameters take more than a second for each check.
+MOST_PARAMETERS = 20_000_000
+
+# Largest value of a whole number in a configuration, by its name: the first pattern decides.
+_SIZES = (
+    (r"vocab_size", 384),
+    (r"(num|n)_?(hidden_|encoder_|decoder_)?(layers?|blocks)|.*_layers|n_layer|depth", 2),
+    (r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
+    (r".*(attention_)?heads|n_head", 4),
+    (r".*head_(dim|size)|d_kv|attention_key_size", 16),
+    (r".*lora_rank", 16),
+    (r".*(intermediate|ffn|feed_?forward|mlp|inner)_?(size|dim|hidden_size)|d_ff|n_inner", 128),
+    (r".*experts_per_tok|moe_k|.*top_?k(_experts)?", 2),
+    (r"(num|n)_.*experts|moe_num_experts", 4),
+    (r"n_group|topk_group", 1),
+    (r".*(hidden|embed|embedding|model|projection|width)_?(size|dim|embd)?|d_model|n_embd|dim", 64),
+    (r"image_size", 32),
+    (r".*(codebook|bins)_size", 64),
+)  # fmt: skip
+_TOKENS = re.compile(r".*token_(id|index)")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model class of transformers."""
+
+    model_type: str
+    class_name: str
+
+    def __str__(self) -> str:
+        """Return the name for tables."""
+        return f"{self.model_type}: {self.class_name}"
+
+
+def list_architectures() -> list[Architecture]:
+    """Return every model class that an auto class of transformers loads, in the registry's order."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[Architecture, None] = {}
+    for name, mapping in vars(modeling_auto).items():
+        if not re.fullmatch(r"MODEL_.*MAPPING_NAMES", name):
+            continue
+        for model_type, classes in mapping.items():
+            for one in [classes] if isinstance(classes, str) else classes:
+                found[Architecture(model_type, one)] = None
+    return list(found)
+
+
+def build_tiny(architecture: Architecture) -> nn.Module:
+    """Build a tiny model with random weights.
+
+    Raises: ValueError if no reduced configuration is accepted, or if the smallest one is too large.
+    """
+    import transformers
+
+    model_class = getattr(transformers, architecture.class_name, None)
+    if model_class is None:
+        raise ValueError("transformers lacks a dependency of this class")
+    config_class = model_class.config_class or type(
+        transformers.AutoConfig.for_model(architecture.model_type)
+    )
+    problems = []
+    for settings in _reductions(config_class):
+        try:
+            config = config_class(**settings)
+            with torch.device("meta"):
+                outline = model_class(config)
+        except Exception as error:  # noqa: BLE001 - each class refuses in its own way
+            problems.append(f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}")
+            continue
+        num_parameters = sum(one.numel() for one in outline.parameters())
+        if num_parameters > MOST_PARAMETERS:
+            problems.append(f"{num_parameters / 1e6:.0f} million parameters")
+            continue
+        model: nn.Module = model_class(config)
+        _randomize(model)
+        return model
+    raise ValueError(problems[0])
+
+
+def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
+    """Yield settings that make a configuration small, with fewer changes from one to the next."""
+    reduced = reduce_settings(config_class)
+    yield reduced
+    yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
+    kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
+    yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
+    yield {}
+
+
+def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
+    """Return the settings of a configuration class whose defaults are large, made small."""
+    config = config_class()
+    settings: dict[str, Any] = {}
+    num_tokens = 3
+    for name, value in config.to_dict().items():
+        part = vars(config).get(name)
+        if hasattr(part, "to_dict"):
+            settings[name] = {"model_type": part.model_type, **reduce_settings(type(part))}
+        elif _TOKENS.fullmatch(name) and type(value) is int:
+            known = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+            settings[name] = known.get(name, num_tokens)
+            num_tokens += name not in known
+        elif type(value) is int:
+            limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), None)
+            if limit is not None and value > limit:
+                settings[name] = limit
+        elif isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
+            if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
+                settings[name] = [1] * len(value)
+            elif re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(value) > 64:
+                settings[name] = [max(8, one // 8) for one in value]
+        elif name == "initializer_range":
+            settings[name] = 0.1  # with the usual 0.02 a narrow model hardly depends on its tokens
+    return settings
+
+
+def _randomize(model: nn.Module) -> None:
+    """Change norms and biases, which are one and zero in a new model, by a little noise."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 and parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(0.02 * noise.to(parameter.dtype))
