@@ -92,6 +92,8 @@ def reproduce(
                     return
                 if found:
                     reasons.append(f"{describe_place(location)}: {found}")
+        failed = (one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL)
+        reasons = [*filter(None, failed), *reasons]
         raise UsageError(f"{run} cannot be reproduced: {'; '.join(reasons)}")
 
 
@@ -213,13 +215,12 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check
 
 def _name_other_command(verdict: "Verdict", run: Path) -> str:
     """Name the check to run where a run of another command cannot be reproduced itself."""
-    kind = " ".join(one for one in verdict.command[1:3] if one.isalpha())
-    model = verdict.model.get("name") or "MODEL"
-    job = "train" if "smoke" in kind or "step" in verdict.levels else "generate"
-    options = "--reference cpu/float32 --candidate DEVICE/DTYPE"
+    command = " ".join(verdict.command[1:2])
+    job = "train" if command == "smoke" else "generate"
+    model, sides = verdict.model.get("name") or "MODEL", "--reference cpu/float32 --candidate RUN"
     return (
-        f"{run} is of `assay {kind}`, which keeps no model that could run again: run `assay check {job} {model}"
-        f" {options}`, and reproduce its FAIL"
+        f"{run} is of `assay {command}`, whose values cannot be computed again: run `assay check {job}"
+        f" {model} {sides}`, and reproduce its FAIL"
     )
 
 

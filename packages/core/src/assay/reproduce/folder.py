@@ -65,8 +65,10 @@ def _build_one(
     kind: Kind = "values" if answer.is_floating_point() else "exact"
     kind = "mask" if answer.dtype is torch.bool else kind
     is_known = set(names[0].values()) <= set(names[1].values())
-    # A mask that no operation made is the causal one, where the model passes none.
-    if not pair.candidate.steps and kind != "mask" and not is_known:
+    # A mask that no operation made is the causal one, where the model passes none; tokens and labels come
+    # from the code that reads texts.
+    is_read = kind == "mask" or (kind == "exact" and not pair.site.at.module)
+    if not pair.candidate.steps and not is_read and not is_known:
         raise _NotReproducedError("no operation of torch made it")
     one = Reproduction(
         pair.site, pair.candidate, pair.reference, names, inputs | dict(pair.answer), kind, recorded,
@@ -129,6 +131,7 @@ def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
         headline=one.words.headline,
         story=one.words.story,
         site=one.site,
+        has_operations=bool(one.candidate.steps),
         rows=one.measure(one.dtype, device),
         dtype=one.dtype,
         recorded=one.recorded,

@@ -1,4 +1,4 @@
-"""What `assay capture` and `assay calibrate` refuse before they start a process."""
+"""What `assay capture`, `calibrate` and `reproduce` refuse before they start a process."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ from typer.testing import CliRunner
 
 from assay.cli.application import calibrate
 from assay.cli.capture import capture
+from assay.cli.reproduce import reproduce
 from assay.errors import UsageError
+from assay.runs.results import write_results
+from assay.verdicts import Outcome, Verdict
 
 KNOWN = "known: float64, float32, bfloat16, float16"
 
@@ -102,3 +105,23 @@ def test_the_folder_of_the_limits_is_checked_first(tmp_path: Path) -> None:
 def test_limits_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "x.toml").touch()
     assert message(calibrate, "cpu/bfloat16", "--output", "x.toml") == "x.toml exists already"
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "check"),
+    [
+        (["assay", "compare", "golden", "mine"], "compare", "generate"),
+        (["assay", "smoke", "run", "cases"], "smoke", "train"),
+    ],
+)
+def test_a_run_of_another_command_names_the_check_to_reproduce(
+    command: list[str], kind: str, check: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    verdict = Verdict(verdict=Outcome.FAIL, model={"name": "folder"})
+    write_results(verdict, [], run, command)
+    said = message(reproduce, str(run))
+    wanted = f"run `assay check {check} folder --reference cpu/float32 --candidate RUN`"
+    assert said.startswith(f"{run} is of `assay {kind}`, ")
+    assert wanted in said

@@ -221,6 +221,23 @@ def test_tokens_of_packed_rows_are_looked_for_in_the_packed_row(
         assert severity(found.measure("float32", "cpu", "reference")) == 0
 
 
+@pytest.mark.parametrize(("module", "is_built"), [("", True), ("mlp.gate", False)])
+def test_labels_that_no_operation_made_are_compared_as_recorded(
+    *, module: str, is_built: bool
+) -> None:
+    right, wrong = torch.tensor([[5, -100, 7]]), torch.tensor([[5, 6, 7]])
+    candidate, reference = (Program([], {1: side}, {}, 1) for side in (wrong, right))
+    kept = torch.ones(1, 3, dtype=torch.bool)
+    site = Site(CallSite(0, module), "labels")
+    one = ProgramPair(site, candidate, reference, {"answer": right[..., None], "kept": kept})
+    found = build([one], "float32", LIMITS, WORDS)
+    assert isinstance(found, Reproduction) == is_built
+    if isinstance(found, Reproduction):
+        ((name, error, *_),) = found.measure("float32", "cpu")
+        assert (name, error > 0) == ("share of unequal values", True)
+        assert found.measure("float32", "cpu", "reference")[0][1] == 0
+
+
 def test_masks_are_compared_by_what_they_allow() -> None:
     scores = torch.zeros(1, 1, 2, 3)
     allowed = torch.tensor([[[[True, True, False], [True, True, True]]]])

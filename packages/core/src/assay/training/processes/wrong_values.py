@@ -30,7 +30,7 @@ from assay.training.replay.determinism import comparable
 from assay.training.replay.step_values import step_adamw
 from assay.training.reports import MOST_IN_ANY_ORDER, TrainCheck
 from assay.training.state.files import leaves_of
-from assay.training.state.parameters import named_parameters
+from assay.training.state.parameters import named_parameters, whole
 from assay.training.state.states import current_state, fits, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer
@@ -109,7 +109,10 @@ def _updated_in_float32(side: CandidateSide, opened: OpenedTrainer, step: int) -
         if item.tensor.grad is not None:
             held = opened.trainer.optimizer.state.get(item.tensor, {})
             settings = side.plan.settings_of(item.name, step)
-            weight, gradient = (one.detach().float() for one in (item.tensor, item.tensor.grad))
+            held = {name: whole(value) for name, value in held.items()}
+            weight, gradient = (
+                whole(one.detach()).float() for one in (item.tensor, item.tensor.grad)
+            )
             expected[item.name], moments = step_adamw(
                 weight, gradient, held, settings, torch.float32
             )
