@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -222,6 +223,8 @@ class ProgramRecorder(TorchDispatchMode):
         if not self.is_recording() or is_suspended():
             return func(*args, **kwargs)
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if any(isinstance(one, FakeTensor) for one in given):
+            return func(*args, **kwargs)  # shapes alone, which DTensor asks for
         if any(type(one) not in (Tensor, nn.Parameter) for one in given):
             return NotImplemented  # a subclass computes with the tensors that it holds
         known = [self._know(one) for one in given]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from assay.files import write_whole
 from assay.models.inspect.weights import (
@@ -162,6 +163,8 @@ def compare_weights(
     dtype: as of `compare_values`.
     """
     for path, tensor in all_tensors(model):
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()  # noqa: PLW2901 - a collective, before any rank goes on
         name, actual = unwrapped_path(path), tensor.detach().cpu()
         source = sources.get(name)
         try:
