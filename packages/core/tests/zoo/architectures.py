@@ -1,5 +1,6 @@
 """Every architecture of the installed transformers, found in its own registry, and its tiny configuration."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from torch import nn
 # More parameters take more than a second for each check.
 MOST_PARAMETERS = 20_000_000
 
+_LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|depth")
 # Largest value of a whole number in a configuration, by its name: the first pattern decides.
 _SIZES = (
     (r"vocab_size", 384),
-    (r"(num|n)_?(hidden_|encoder_|decoder_)?(layers?|blocks)|.*_layers|n_layer|depth", 2),
+    (_LAYERS.pattern, 2),
     (r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
     (r".*(attention_)?heads|n_head", 4),
     (r".*head_(dim|size)|d_kv|attention_key_size", 16),
@@ -28,6 +30,14 @@ _SIZES = (
     (r".*(codebook|bins)_size", 64),
 )  # fmt: skip
 _TOKENS = re.compile(r".*token_(id|index)")
+# With the usual range of 0.02 a narrow model hardly depends on its tokens.
+_REPLACED = {"initializer_range": 0.1, "decoder_start_token_id": 0}
+_FIRST_TOKENS = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,7 @@ def build_tiny(architecture: Architecture) -> nn.Module:
         transformers.AutoConfig.for_model(architecture.model_type)
     )
     problems = []
+    built: nn.Module | None = None
     for settings in _reductions(config_class):
         try:
             config = config_class(**settings)
@@ -82,16 +93,35 @@ def build_tiny(architecture: Architecture) -> nn.Module:
         if num_parameters > MOST_PARAMETERS:
             problems.append(f"{num_parameters / 1e6:.0f} million parameters")
             continue
-        model: nn.Module = model_class(config)
+        model: nn.Module = model_class(config).eval()
         _randomize(model)
-        return model
+        built = built or model
+        if _reads_tokens(model):
+            return model
+    if built is not None:
+        return built
     raise ValueError(problems[0])
+
+
+@torch.no_grad()
+def _reads_tokens(model: nn.Module) -> bool:
+    """Return True if the model accepts a text: sizes of a configuration may exclude each other."""
+    parameters = inspect.signature(model.forward).parameters
+    ids = torch.arange(3, 11)[None]
+    inputs = {name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters}
+    try:
+        model(**inputs)
+    except Exception:  # noqa: BLE001 - each class refuses in its own way
+        return False
+    return True
 
 
 def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     """Yield settings that make a configuration small, with fewer changes from one to the next."""
     reduced = reduce_settings(config_class)
     yield reduced
+    # Two layers may lack a kind of layer that the code expects.
+    yield {name: 4 if _LAYERS.fullmatch(name) else one for name, one in reduced.items()}
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
     kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
     yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
@@ -108,21 +138,30 @@ def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
         if hasattr(part, "to_dict"):
             settings[name] = {"model_type": part.model_type, **reduce_settings(type(part))}
         elif _TOKENS.fullmatch(name) and type(value) is int:
-            known = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-            settings[name] = known.get(name, num_tokens)
-            num_tokens += name not in known
-        elif type(value) is int:
-            limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), None)
-            if limit is not None and value > limit:
-                settings[name] = limit
-        elif isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
-            if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
-                settings[name] = [1] * len(value)
-            elif re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(value) > 64:
-                settings[name] = [max(8, one // 8) for one in value]
-        elif name == "initializer_range":
-            settings[name] = 0.1  # with the usual 0.02 a narrow model hardly depends on its tokens
+            settings[name] = _FIRST_TOKENS.get(name, num_tokens)
+            num_tokens += name not in _FIRST_TOKENS
+        else:
+            reduced = _reduce_value(name, value)
+            if reduced is not None:
+                settings[name] = reduced
     return settings
+
+
+def _reduce_value(name: str, value: object) -> object:
+    """Return a smaller value of a setting; None to keep it."""
+    if name in _REPLACED:
+        return _REPLACED[name]
+    if isinstance(value, dict) and "mrope_section" in value:
+        return {**value, "mrope_section": [2, 3, 3]}  # half of a head
+    if type(value) is int:
+        limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
+        return limit if value > limit else None
+    if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
+        if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
+            return [1] * len(value)
+        if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(value) > 64:
+            return [max(8, one // 8) for one in value]
+    return None
 
 
 def _randomize(model: nn.Module) -> None:

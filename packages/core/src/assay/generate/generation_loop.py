@@ -192,7 +192,14 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
     """
     limits = limits_of(loaded)
     if loaded.media_input:
-        return replace(limits, media=find_media(loaded))
+        media = find_media(loaded)
+        ends = (id_ for id_ in loaded.eos_token_ids if id_ < loaded.vocab_size)
+        return replace(
+            limits,
+            media=media,
+            has_tokens=loaded.reads_tokens,
+            end_token_id=next(ends, None) if loaded.reads_tokens else None,
+        )
     if not loaded.can_generate:
         return limits
     if loaded.decoder_start:
@@ -220,7 +227,7 @@ def _run(
         with model_code():
             output = model(**inputs)
         advance_task("tokens", len(batch.rows) * batch.length)
-        outputs = name_outputs(output, 0 if batch.media else loaded.vocab_size)
+        outputs = name_outputs(output, loaded.vocab_size if batch.length else 0)
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
     with model_code():

@@ -1,4 +1,4 @@
-"""Find the shape of the images, videos or sounds that a model takes instead of token ids."""
+"""Find the shape of the images, videos or sounds that a model takes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,10 +27,11 @@ def find_media(loaded: LoadedModel) -> Media:
     for shape in _likely_shapes(loaded.media_input, model):
         media = Media(loaded.media_input, shape)
         inputs = {media.name: media.values.to(parameter.device, parameter.dtype)}
+        ids = torch.tensor([loaded.decoder_start or (1, 2, 3)], device=parameter.device)
         if loaded.decoder_start:
-            inputs["decoder_input_ids"] = torch.tensor(
-                [loaded.decoder_start], device=parameter.device
-            )
+            inputs["decoder_input_ids"] = ids
+        elif loaded.reads_tokens:
+            inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         try:
             model(**inputs)
         except Exception as raised:  # noqa: BLE001 - model code raises anything

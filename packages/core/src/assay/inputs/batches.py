@@ -73,7 +73,11 @@ class ModelLimits:
     decoder_start: tuple[int, ...] = ()
     """First ids of a decoder that reads the prompt through an encoder."""
     media: Media | None = None
-    """What the model takes instead of token ids; None for a model of text."""
+    """The image or sound of each row; None for a model of text."""
+    has_tokens: bool = True
+    """False for a model of images or sounds alone."""
+    end_token_id: int | None = None
+    """Last token of every text next to an image: such models often take its state for the text's."""
     whole_prefill: str = ""
     """Why the prefill cannot be divided into chunks; "" if it can."""
 
@@ -230,7 +234,8 @@ def _as_messages(value: object, where: str) -> list[dict[str, str]]:
 class Batch:
     """Prompts that the model continues together.
 
-    They are padded on the left, or on the right if an encoder reads them.
+    They are padded on the left as generation needs it, or on the right if an encoder reads them, alone or next to
+    images.
     """
 
     number: int
@@ -246,7 +251,7 @@ class Batch:
     padded_to: int = 0
     """Least length of each row, to keep the padding of another batch."""
     media: tuple[Media, ...] = ()
-    """The input of each row of a model that takes no token ids; its rows are empty."""
+    """The image or sound of each row. A model that takes no token ids has empty rows."""
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models.
 
@@ -278,9 +283,12 @@ class Batch:
         """Return the tensors that the model's encoder gets, or the model itself, by argument."""
         import torch
 
+        found: dict[str, torch.Tensor] = {}
+        if self.length:
+            found = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         if self.media:
-            return {self.media[0].name: torch.cat([one.values for one in self.media])}
-        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+            found[self.media[0].name] = torch.cat([one.values for one in self.media])
+        return found
 
     @property
     def decoder_input_ids(self) -> "torch.Tensor | None":
@@ -295,7 +303,7 @@ class Batch:
 
     def _pad(self, row: Sequence[int], value: int) -> list[int]:
         padding = [value] * (self.length - len(row))
-        return [*row, *padding] if self.decoder_start else [*padding, *row]
+        return [*row, *padding] if self.decoder_start or self.media else [*padding, *row]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def plan_batches(
     if options.batch_size < 1 or options.max_new_tokens < 0 or options.num_prompts < 1:
         raise UsageError("batch size and prompts must be at least 1, new tokens at least 0")
     new_tokens = options.max_new_tokens if limits.can_generate else 0
-    if limits.media is not None:
+    if limits.media is not None and not limits.has_tokens:
         return _plan_media(limits, limits.media, options, new_tokens)
     rng = random.Random(options.seed)  # noqa: S311 - reproducible, not secret
     if prompts is None:
@@ -99,7 +99,7 @@ def plan_batches(
     for start in range(0, len(prompts), options.batch_size):
         members = prompts[start : start + options.batch_size]
         numbers = tuple(range(start, start + len(members)))
-        rows = tuple(prompt.ids for prompt in members)
+        rows = tuple(_with_end(prompt.ids, limits) for prompt in members)
         batches.append(
             Batch(
                 len(batches),
@@ -107,11 +107,12 @@ def plan_batches(
                 numbers,
                 limits.pad_token_id,
                 new_tokens,
+                media=_draw_media(limits.media, options.seed, numbers),
                 decoder_start=limits.decoder_start,
             )
         )
     if long_prompt is not None:
-        batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits))
+        batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits, options.seed))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
@@ -132,11 +133,23 @@ def _plan_media(
                 numbers,
                 limits.pad_token_id,
                 new_tokens,
-                media=tuple(replace(media, seed=options.seed + number) for number in numbers),
+                media=_draw_media(media, options.seed, numbers),
                 decoder_start=limits.decoder_start,
             )
         )
     return InputPlan(tuple(batches), ())
+
+
+def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
+    """Return the ids with the end token in place of the last one, if the model needs it."""
+    return ids if limits.end_token_id is None else (*ids[:-1], limits.end_token_id)
+
+
+def _draw_media(media: Media | None, seed: int, numbers: Sequence[int]) -> tuple[Media, ...]:
+    """Return an image or sound for each prompt; none for a model of text."""
+    if media is None:
+        return ()
+    return tuple(replace(media, seed=seed + number) for number in numbers)
 
 
 def _clipped(
@@ -218,16 +231,19 @@ def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
     return size, notes
 
 
-def _long_batch(number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits) -> Batch:
+def _long_batch(
+    number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits, seed: int
+) -> Batch:
     can_take_chunks = limits.can_generate and not limits.whole_prefill
     in_chunks = can_take_chunks and len(prompt.ids) > LONG_PREFILL_CHUNK
     return Batch(
         number,
-        (prompt.ids,),
+        (_with_end(prompt.ids, limits),),
         (prompt_number,),
         limits.pad_token_id,
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
+        media=_draw_media(limits.media, seed, (prompt_number,)),
         decoder_start=limits.decoder_start,
     )
 

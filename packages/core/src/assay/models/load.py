@@ -73,9 +73,14 @@ class LoadedModel:
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models."""
     media_input: str = ""
-    """The argument for images or sounds of a model that takes no token ids; "" for others."""
+    """The argument for images or sounds of a model that takes them without text, or apart from it; "" for others."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Return True unless the model takes images or sounds alone."""
+        return "input_ids" in inspect.signature(self.model.forward).parameters
 
     @property
     def weights_hash(self) -> str:
@@ -315,7 +320,7 @@ def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
     """
     for name in ("max_position_embeddings", "max_seq_len"):
         value = getattr(config, name, None)
-        if isinstance(value, int):
+        if isinstance(value, int) and value > 0:  # -1 in XLNet, which has no limit
             break
     else:
         return None
@@ -326,10 +331,23 @@ def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
     return value
 
 
-def _media_input(module: nn.Module) -> str:
-    """Return the argument for images or sounds of a model that takes no token ids; "" for others."""
-    name: str = getattr(module, "main_input_name", "input_ids")
-    return "" if "input_ids" in inspect.signature(module.forward).parameters else name
+_MEDIA = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
+
+
+def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
+    """Return the argument for images or sounds of a model that takes them without text, or apart from it.
+
+    Models that put images between the tokens of a text get text alone.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    if "input_ids" not in parameters:
+        return str(getattr(module, "main_input_name", ""))
+    known = [name for name in _MEDIA if name in parameters]
+    is_mixed = any("_token_i" in key for key in vars(module.config) if not key.startswith(_ENDS))
+    return known[0] if known and not is_mixed and not module.can_generate() else ""
+
+
+_ENDS = ("bos", "eos", "pad", "sep", "cls", "unk", "mask", "decoder_start", "_")
 
 
 def _pad_token_id(

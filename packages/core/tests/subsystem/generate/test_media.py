@@ -9,6 +9,8 @@ import torch
 from transformers import (
     ASTConfig,
     ASTForAudioClassification,
+    CLIPConfig,
+    CLIPModel,
     PreTrainedModel,
     SiglipVisionConfig,
     SiglipVisionModel,
@@ -136,6 +138,33 @@ def test_models_of_images_videos_and_sounds_pass(
 
     assert run.code == 0, run.stdout
     assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [(None, None), ("transposed_patches", "vision_model.embeddings.patch_embedding")],
+)
+def test_contrastive_pair_gets_an_image_next_to_each_text(
+    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+) -> None:
+    tokens = {"vocab_size": 300, "bos_token_id": 298, "eos_token_id": 299, "pad_token_id": 1}
+    config = CLIPConfig(
+        text_config={**LAYERS, **tokens, "max_position_embeddings": 64},
+        vision_config={**LAYERS, **IMAGES},
+        projection_dim=32,
+    )
+    model = save(tmp_path / "model", CLIPModel, config)
+    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+
+    run = assay("check", "generate", model, *RUNS, *setup)
+
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert "logits_per_image" in run.verdict["levels"]["outputs"]["outputs"]
+    else:
+        assert run.code == 1, run.stdout
+        assert run.verdict["location"]["module"] == module
 
 
 @pytest.mark.long

@@ -237,6 +237,14 @@ def test_values_of_an_image_are_exact_in_every_dtype() -> None:
         assert torch.equal(values.to(dtype).float(), values)
 
 
+def test_text_next_to_an_image_is_padded_on_the_right() -> None:
+    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (1, 2))
+    batch = Batch(0, ((5,), (6, 7)), (0, 1), 0, 0, media=media)
+
+    assert {*batch.inputs} == {"input_ids", "attention_mask", "pixel_values"}
+    assert batch.input_ids.tolist() == [[5, 0], [6, 7]]
+
+
 def test_images_follow_from_their_seeds() -> None:
     media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (1, 2))
     batch = Batch(0, ((), ()), (0, 1), 0, 0, media=media)

@@ -8,6 +8,7 @@ from assay.inputs import (
     BatchOptions,
     InputPlan,
     LengthRange,
+    Media,
     ModelLimits,
     Prompt,
     describe_hard_cases,
@@ -28,6 +29,31 @@ def plan(limits: ModelLimits = LIMITS, **options: object) -> InputPlan:
 
 def lengths_of(planned: InputPlan) -> list[list[int]]:
     return [[len(row) for row in batch.rows] for batch in planned.batches]
+
+
+def test_texts_next_to_images_end_with_the_end_token() -> None:
+    limits = dataclasses.replace(
+        LIMITS, can_generate=False, media=Media("pixel_values", (3, 8, 8)), end_token_id=259
+    )
+
+    planned = plan(limits)
+
+    rows = [row for batch in planned.batches for row in batch.rows]
+    assert {row[-1] for row in rows} == {259}
+    assert [len(batch.media) for batch in planned.batches] == [4, 4, 1]
+    seeds = [one.seed for batch in planned.batches for one in batch.media]
+    assert len({*seeds}) == len(rows)
+
+
+def test_images_alone_have_batches_without_ids() -> None:
+    limits = ModelLimits(
+        vocab_size=0, can_generate=False, media=Media("pixel_values", (3, 8, 8)), has_tokens=False
+    )
+
+    planned = plan(limits)
+
+    assert [batch.rows for batch in planned.batches] == [((),) * 4] * 2
+    assert [batch.prompts for batch in planned.batches] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_defaults_are_two_batches_of_four_and_a_long_prompt_in_chunks() -> None:
