@@ -59,7 +59,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
             dtype=run.dtype,
             device=device.torch_device,
             remote_code=options.remote_code,
-        )
+        ).require_language_model()
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
         loaded = replace(loaded, model=set_up(loaded.model, options.setup))
     facts = {

@@ -512,7 +512,7 @@ def _load(
         device=device.torch_device,
         attention=None if settings.attention == "default" else settings.attention,
         rounded_to=rounded_to,
-    )
+    ).require_language_model()
 
 
 CONTAINER = "ASSAY_CONTAINER"

@@ -115,7 +115,7 @@ class Workbench:
         """Load the model on the device, and choose the number of threads for its size."""
         loaded = load_model(
             self.request.model, dtype=self.run.dtype, device=self.device.torch_device
-        )
+        ).require_language_model()
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
         return loaded
 

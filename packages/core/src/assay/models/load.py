@@ -82,6 +82,22 @@ class LoadedModel:
         """Return True unless the model takes images or sounds alone."""
         return "input_ids" in inspect.signature(self.model.forward).parameters
 
+    def require_language_model(self) -> "LoadedModel":
+        """Return itself. Raises: UsageError unless the model computes logits of the tokens that it reads."""
+        name = type(self.model).__name__
+        if self.decoder_start:
+            raise UsageError(
+                f"{self.source.reference}: {name} is an encoder-decoder; `assay check generate` and"
+                " `assay check load` are for it"
+            )
+        head = getattr(self.model, "get_output_embeddings", lambda: None)()
+        if head is None:
+            raise UsageError(
+                f"{self.source.reference}: {name} has no language-model head; `assay check generate`"
+                " and `assay check load` are for it"
+            )
+        return self
+
     @property
     def weights_hash(self) -> str:
         """Hash the checkpoint, independently of its division into files."""

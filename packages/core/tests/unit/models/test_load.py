@@ -334,3 +334,16 @@ def test_untrained_recipe_is_sized_by_its_configuration() -> None:
     # hidden 96, MLP 256, 4 layers, 4 heads and 2 kv heads of 24, vocabulary 260, untied:
     # 2 x 260 x 96 + 96 + 4 x (2 x 96 x 96 + 2 x 48 x 96 + 3 x 96 x 256 + 2 x 96) = 456288
     assert count_parameters("micro:llama?trained=0") == 456288
+
+
+def test_model_without_a_head_loads_and_is_no_language_model(
+    llama_folder: Path, edit_config: EditConfig
+) -> None:
+    whole = load_model(str(llama_folder), dtype="float32")
+    assert whole.require_language_model() is whole
+
+    edit_config(architectures=["LlamaModel"])
+    loaded = load_model(str(llama_folder), dtype="float32")
+
+    with pytest.raises(UsageError, match="LlamaModel has no language-model head"):
+        loaded.require_language_model()

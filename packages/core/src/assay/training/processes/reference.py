@@ -182,14 +182,15 @@ class Yardstick(TrustedTrainer):
 
     def load_pretrained(self, name: str) -> nn.Module:
         """Load the model, round it, and widen it."""
-        return load_model(
+        loaded = load_model(
             name,
             dtype=self.parameter_dtype(),
             device=self.device.torch_device,
             attention="eager",
             rounded_to=self._rounded_to,
             remote_code=self.plan.remote_code,
-        ).model
+        )
+        return loaded.require_language_model().model
 
 
 class NoiseTrainer(TrustedTrainer):
