@@ -129,7 +129,12 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     reason = str(verdict.levels["equivalent"].reason)
     assert verdict.verdict is Outcome.FAIL, reason
     assert "the norm of the gradient of step 1 is" in reason
-    assert "with another split of the rows; 4 times that; the loss agrees: gradients are" in reason
+    assert (
+        "with another split of the rows; 4 times as large, although the loss agrees. That is the inverse"
+        in reason
+    )
+    assert "their gradients are divided by their number twice" in reason
+    assert verdict.diagnosis == "loss-scale"
     assert (verdict.statistic, verdict.limit) == ("norm-error", 1.0)
     assert verdict.noise_ratio is not None
     assert verdict.noise_ratio > 1000

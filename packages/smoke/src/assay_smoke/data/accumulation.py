@@ -178,7 +178,7 @@ def _find_difference(actual: Tensor, ranks: Sequence[Sequence[_Micro]]) -> str |
             return f"{reason}: it is {mistake}"
     # The factor by which the expected gradient comes nearest.
     factor = float(actual @ expected / (expected @ expected))
-    nearest = f": it is {factor:.4g} times that"
+    nearest = f": it has the right direction and {factor:.4g} times the right length"
     return reason + (nearest if relative_error(actual, expected * factor) <= LIMIT else "")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import count
-from math import floor, inf, isfinite, log10, sqrt
+from math import floor, inf, isfinite, log10, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from assay.judge.limits import load_limits
 from assay.sites import Phase
 from assay.statistics import Statistic
 from assay.training.judging.free_run import relative_error_of_losses
-from assay.verdicts import Location, Measurement, Ratio
+from assay.verdicts import Diagnosis, Location, Measurement, Ratio
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.runs import (
     Cycle,
@@ -274,10 +274,15 @@ _FIRST = (
     "the runs take other rows, or normalize the loss differently, such as by a mean over micro-batches"
     " of unequal token counts, or update within a step"
 )
-_NORM = (
-    "the loss agrees: gradients are lost, not reduced over ranks, or not divided by the number of"
-    " micro-batches or ranks"
+# What the norm of a gradient says if the loss agrees.
+_UNDIVIDED = (
+    "That is the quotient of the numbers of micro-batches: their gradients are summed, and not divided by their"
+    " number"
 )
+_DIVIDED_TWICE = "That is the inverse quotient of the numbers of micro-batches: their gradients are divided by their number twice"
+_NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
+# A norm is this near to a quotient of numbers of micro-batches.
+_NEAR = 0.02
 _LATER = (
     "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
     " split"
@@ -293,6 +298,8 @@ class _Difference:
     apart: float
     steps: int
     """Number of the last step."""
+    micro_batches: float = 1.0
+    """The number of micro-batches on all ranks, of the actual run over the expected one."""
 
     def ratios(self, dtype: str) -> list[tuple[int, str, Ratio]]:
         """Return step, port, and error over that which rounding and logged digits explain."""
@@ -314,10 +321,10 @@ class _Difference:
         ends = Ratio("trajectory-error", self.apart, _ENDS * root).judged(1.0)
         return [*found, (self.steps, "end", ends)]
 
-    def describe(self, dtype: str) -> tuple[int, Phase, str] | None:
+    def describe(self, dtype: str) -> tuple[int, Phase, str, Diagnosis | None] | None:
         """Find the first value that rounding in `dtype` does not explain.
 
-        Returns: its step and phase, and a description.
+        Returns: its step and phase, a description, and the diagnosis if the values tell.
         """
         step, port, ratio = next(
             (found for found in self.ratios(dtype) if not found[2].value <= 1), (0, "", None)
@@ -333,13 +340,17 @@ class _Difference:
                     f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
                     f" training (85th percentile of tensors; {limit}): {_LATER}"
                 ),
+                None,
             )
         due, other = (
             getattr(run[step - 1], _LOGGED_VALUES[port][0]) for run in (self.expected, self.actual)
         )
         what, cause = "loss", f"the loss of step {step - 1} agrees: {_LATER}"
+        diagnosis: Diagnosis | None = None
         if port == "grad_norm":
-            what, cause = "norm of the gradient", f"{other / (due or 1.0):.3g} times that; {_NORM}"
+            what, factor = "norm of the gradient", other / (due or 1.0)
+            cause, diagnosis = self._explain_norm(factor)
+            cause = f"{factor:.3g} times as large, although the loss agrees. {cause}"
         elif step == 1:
             cause = _FIRST
         phase: Phase = (
@@ -352,7 +363,17 @@ class _Difference:
                 f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
                 f" Relative error {ratio.actual:.2g}, {limit}"
             ),
+            diagnosis,
         )
+
+    def _explain_norm(self, factor: float) -> tuple[str, Diagnosis]:
+        """Explain a norm that is `factor` times as large. Both runs may be the wrong one."""
+        others = self.micro_batches
+        if others != 1.0 and abs(factor / others - 1) <= _NEAR:
+            return _UNDIVIDED, "loss-scale"
+        if others != 1.0 and abs(factor * others - 1) <= _NEAR:
+            return _DIVIDED_TWICE, "loss-scale"
+        return _NORM, "missing-reduction"
 
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:
@@ -402,7 +423,17 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
         actual = read_tensors(one.launch, end)
     except AssayError as error:
         return not_compared(f"the equivalent launch: {error} ({split})")
-    difference = _Difference(due, one.losses, measure_apart(actual, expected, base), last.step)
+    numbers = [
+        prod(number for name, number in each.split.items() if name != "batch_size")
+        for each in (other, cycle.library)
+    ]
+    difference = _Difference(
+        due,
+        one.losses,
+        measure_apart(actual, expected, base),
+        last.step,
+        numbers[0] / numbers[1],
+    )
     # The coarser of the declared dtype and that of the checkpoints.
     declared = cycle.library.precision or dtype
     dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
@@ -423,7 +454,7 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
             reason = "no grad_norm is logged, so a wrong scale of the gradients was not checked"
             facts |= {"reason": reason, "unchecked": True}
         return passed(compared, **facts)
-    step, phase, words = found
+    step, phase, words, diagnosis = found
     reason = f"{words} ({split})"
     if (spread := cycle.spreads.get("resume")) is not None:
         repeated = spread.ends.expected / (spread.moved or 1.0)
@@ -439,7 +470,7 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
             " format in which the library computes"
         )
     # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
-    return failed(compared, reason, location=Location(phase=phase, step=step))
+    return failed(compared, reason, diagnosis, Location(phase=phase, step=step))
 
 
 def measure_apart(

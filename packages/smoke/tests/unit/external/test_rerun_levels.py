@@ -148,6 +148,24 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
     assert (level.verdict, level.reason) == (Outcome.NOT_COMPARED, reason)
 
 
+@pytest.mark.parametrize(
+    ("norm", "diagnosis", "words"),
+    [
+        (8.0, "loss-scale", "4 times as large, although the loss agrees. That is the quotient"),
+        (0.5, "loss-scale", "divided by their number twice"),
+        (3.0, "missing-reduction", "Gradients of some rows are lost"),
+    ],
+)
+def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
+    norm: float, diagnosis: str, words: str
+) -> None:
+    expected, actual = [LoggedLoss(1, 4.0, grad_norm=2.0)], [LoggedLoss(1, 4.0, grad_norm=norm)]
+    found = _Difference(expected, actual, 0.0, 1, micro_batches=4.0).describe("float32")
+    assert found is not None
+    assert (found[:2], found[3]) == ((1, "backward"), diagnosis)
+    assert words in found[2]
+
+
 def test_logged_values_are_judged_step_by_step_by_roundoff_and_their_last_digit() -> None:
     expected = [LoggedLoss(1, 4.0, grad_norm=2.0), LoggedLoss(2, 3.0)]
     actual = [LoggedLoss(1, 4.1, grad_norm=2.5), LoggedLoss(2, 3.0)]
