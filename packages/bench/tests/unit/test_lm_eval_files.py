@@ -170,7 +170,7 @@ def without_hash(folder: Path) -> None:
         (cut_off, ", line 1: not JSON: Expecting"),
         (without_hash, "sample 1 is not an lm-eval sample: KeyError: 'prompt_hash'"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
-        (lambda folder: next(folder.glob("results_*")).write_text("{}"), "results: Field required"),
+        (lambda folder: next(folder.glob("results_*")).write_text("{}"), "results: it is missing"),
         (lambda folder: next(folder.glob("results_*")).write_text("["), "Invalid JSON"),
     ],
 )

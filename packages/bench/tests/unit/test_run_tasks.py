@@ -70,8 +70,8 @@ def test_sums_are_right() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("tasks = []", "tasks: List should have at least 1 item"),
-        ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: Input should be greater than 0"),
+        ("tasks = []", "tasks: it needs at least 1 item"),
+        ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: it must be greater than 0"),
         ("tasks = ['a']\nmargin = 1", "margin: Extra inputs are not permitted"),
         ("tasks = [", "Invalid value"),
     ],

@@ -150,7 +150,7 @@ def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("[thresholds", "Expected"),
-        ("", "thresholds: Field required"),
+        ("", "thresholds: it is missing"),
         ("failure_rate = 1.5\n[thresholds]", "failure_rate: "),
         ("failure_rte = 0.5\n[thresholds]", "failure_rte: "),
         ("[thresholds]\ncosine = 1.0", "thresholds.cosine"),

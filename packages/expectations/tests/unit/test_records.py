@@ -191,7 +191,7 @@ def test_hash_excludes_provenance(tmp_path: Path) -> None:
             "its schema is 1, but this assay reads schema 2: capture it again: assay expect capture a/b --run",
         ),
         (b"version https://git-lfs.github.com/spec/v1\noid x", "it is a pointer of Git LFS"),
-        (b'{"schema": 2}', "model: Field required"),
+        (b'{"schema": 2}', "model: it is missing"),
     ],
 )
 def test_other_file_is_an_error_that_names_it(

@@ -73,16 +73,16 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("steps = 4", "", "steps: Field required"),
-        ("steps = 4", "steps = 0", "steps: Input should be greater than 0"),
-        ("steps = 4", "steps = '4'", "steps: Input should be a valid integer"),
+        ("steps = 4", "", "steps: it is missing"),
+        ("steps = 4", "steps = 0", "steps: it must be greater than 0"),
+        ("steps = 4", "steps = '4'", "steps: it must be a valid integer"),
         ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
-        ("seeds = [0, 1]", "seeds = []", "seeds: List should have at least 1 item"),
+        ("seeds = [0, 1]", "seeds = []", "seeds: it needs at least 1 item"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "seeds contains a duplicate"),
         (
             "learning_rate = 1e-3",
             "learning_rate = -1",
-            "permutations.full.learning_rate: Input should be greater than 0",
+            "permutations.full.learning_rate: it must be greater than 0",
         ),
         (
             "learning_rate = 1e-3",
@@ -154,7 +154,7 @@ def test_jsonl_and_text_of_the_same_documents_are_the_same(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: text: Field required"),
+        ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: text: it is missing"),
         ("own.jsonl", '{"text": "a"}\n{"text"', ", line 2: "),
         ("own.txt", "one document", ": one in 20 of 1 documents is held out by its content"),
         ("own.txt", "", ": one in 20 of 0 documents is held out by its content"),
@@ -226,4 +226,4 @@ def test_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text(seal({"schema": 1}))
     with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
-    assert str(raised.value) == f"{path}: recipe: Field required"
+    assert str(raised.value) == f"{path}: recipe: it is missing"

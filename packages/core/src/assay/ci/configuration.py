@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -29,7 +29,6 @@ TIERS: tuple[Tier, ...] = ("check", "smoke", "expectations", "bench")
 Value = str | int | float | bool | list[str]
 Entry = dict[str, Value]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-_Words = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class _Table(BaseModel):
@@ -51,8 +50,8 @@ class _Table(BaseModel):
 class Machine(_Table):
     """A runner of the repository's CI, by the name that labels use."""
 
-    runs_on: _Words = Field(alias="runs-on")
-    """The labels by which GitHub finds the runner."""
+    runs_on: tuple[str, ...] = Field((), alias="runs-on")
+    """The labels by which GitHub finds the runner. Without any, no event of GitHub starts its jobs."""
     run: str
     """The device and dtype to judge."""
     cards: int | None = Field(None, ge=1)
@@ -64,6 +63,12 @@ class Machine(_Table):
     """The time limit of a job. GitHub ends every job after 360."""
     pip_index: str = Field("", alias="pip-index")
     """One more package index, as that of torch's builds for the machine."""
+
+    @model_validator(mode="after")
+    def _require_runner(self) -> Self:
+        if self.start == "commit" and not self.runs_on:
+            raise ValueError('start = "commit" needs runs-on: the labels of the runner on GitHub')
+        return self
 
 
 class Configuration(_Table):

@@ -18,10 +18,14 @@ _TEMPLATES = {
     ".github/workflows/assay.yml": "assay.yml.j2",
     ".github/workflows/assay-labels.yml": "assay-labels.yml.j2",
 }
-_MACHINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)=(?P<runners>[^@\s]+)@(?P<run>\S+)")
+_MACHINE = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9-]*)=(?:(?P<runners>[^@\s]+)@)?(?P<run>[^@/\s]+/[^@/\s]+)"
+)
+# How `--machine` is written.
+MACHINE_FORM = "NAME=LABEL[,LABEL]@RUN"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Without a model of its own, a repository checks a small one: its device and libraries are tested.
-_NO_MODEL = "micro:llama"
+NO_MODEL = "micro:llama"
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,20 @@ _HOSTED = NewMachine("cpu", ["ubuntu-24.04"], "cpu/bfloat16", "commit")
 
 
 def read_machine(option: str) -> NewMachine:
-    """Read NAME=RUNNER[,RUNNER...]@RUN, such as "nvidia=self-hosted,h100@cuda/bfloat16".
+    """Read MACHINE_FORM, such as "nvidia=self-hosted,h100@cuda/bfloat16", or NAME=RUN without a runner.
 
     Raises: UsageError.
     """
     found = _MACHINE.fullmatch(option)
     if found is None:
         raise UsageError(
-            f"--machine {option}: write NAME=RUNNER@DEVICE/DTYPE; a name has letters, digits and dashes"
+            f"--machine {option}: write {MACHINE_FORM}, such as nvidia=my-h100@cuda/bfloat16, with the labels"
+            " of the runner on GitHub; a name has small letters, digits and dashes"
         )
     parse_known_run(found["run"])
-    return NewMachine(found["name"], found["runners"].split(","), found["run"])
+    return NewMachine(
+        found["name"], (found["runners"] or "").split(",") if found["runners"] else [], found["run"]
+    )
 
 
 def find_models(root: Path) -> list[str]:
@@ -63,26 +70,45 @@ def find_models(root: Path) -> list[str]:
 
 
 def make_files(
-    root: Path, machines: Sequence[NewMachine], branch: str, commit: str
+    root: Path,
+    machines: Sequence[NewMachine],
+    branch: str,
+    commit: str,
+    models: Sequence[str] = (),
+    *,
+    workflows: bool = True,
 ) -> dict[Path, str]:
     """Make the texts of the files for the repository in `root`. Returns: each by its path.
 
     machines: besides the hosted CPU, which checks every commit.
+    models: to check; without any, a small one of assay.
+    workflows: False for `assay.toml` alone, which other CI systems need. Then no machine is added.
     branch: the default branch; "": that of the remote, else the current one.
     commit: of assay, 40 hexadecimal digits; "": the tag of this version.
     Raises: UsageError if a file exists or a value is wrong.
     """
-    if existing := [name for name in _TEMPLATES if (root / name).exists()]:
+    wanted = _TEMPLATES if workflows else {FILE: _TEMPLATES[FILE]}
+    if existing := [name for name in wanted if (root / name).exists()]:
         raise UsageError(f"{root} already has {', '.join(existing)}: edit it, or remove it first")
     if commit and not _COMMIT.fullmatch(commit):
         raise UsageError(f"--commit {commit}: write all 40 digits of a commit of {ASSAY}")
-    names = [machine.name for machine in (*machines, _HOSTED)]
+    if workflows:
+        for machine in machines:
+            if not machine.runs_on:
+                raise UsageError(
+                    f"--machine {machine.name}={machine.run}: name the labels of its runner, as in"
+                    f" {MACHINE_FORM}, or add --no-workflows"
+                )
+        listed = [*machines, _HOSTED]
+    else:
+        listed = [*machines] or [NewMachine("cpu", [], "cpu/bfloat16")]
+    names = [machine.name for machine in listed]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"--machine: {', '.join(doubled)} is given twice, or is the hosted CPU")
     tag = f"v{version('assay-core')}"
     values = {
-        "machines": [*machines, _HOSTED],
-        "models": find_models(root) or [_NO_MODEL],
+        "machines": listed,
+        "models": models or [NO_MODEL],
         "label": "assay",
         "install": ["--editable", "."] if (root / "pyproject.toml").is_file() else [],
         "branch": branch or _default_branch(root),
@@ -93,7 +119,7 @@ def make_files(
     templates = text_environment(Path(__file__).with_name("templates"))
     return {
         root / name: templates.get_template(template).render(values)
-        for name, template in _TEMPLATES.items()
+        for name, template in wanted.items()
     }
 
 

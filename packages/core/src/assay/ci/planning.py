@@ -57,12 +57,19 @@ def plan_label(configuration: Configuration, label: str) -> Plan:
         if is_typo and name in configuration.machines:
             return Plan(event, refused=f"{why} did you mean {configuration.label}:{target}?")
         return Plan(event, nothing=why)
+    refused = ""
     if name not in configuration.machines:
-        return Plan(event, refused=suggest("machine", name, configuration.machines))
-    if slash and tier not in TIERS:
-        return Plan(event, refused=suggest("tier", tier, TIERS))
-    if not list_steps(configuration, name, tier):
-        return Plan(event, refused=f"assay.toml has no entries for {target} to run")
+        refused = suggest("machine", name, configuration.machines)
+    elif slash and tier not in TIERS:
+        refused = suggest("tier", tier, TIERS)
+    elif not list_steps(configuration, name, tier):
+        refused = f"assay.toml has no entries for {target} to run"
+    if refused:
+        return Plan(event, refused=refused)
+    if not configuration.machines[name].runs_on:
+        command = shlex.join(["assay", "ci", "run", name, *(["--tier", tier] if tier else [])])
+        why = f"machines.{name} has no runs-on, the labels of a runner; on that machine: {command}"
+        return Plan(event, nothing=why)
     return Plan(event, (_make_job(configuration, name, tier),))
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,8 @@ def init(
     machine: Annotated[
         list[str] | None,
         Option(
-            "The labels of a runner, and what to judge there; repeatable.", "NAME=LABEL[,LABEL]@RUN"
+            "A machine: the labels of its runner on GitHub, and the device and dtype to judge; repeatable.",
+            "NAME=LABEL[,LABEL]@RUN",
         ),
     ] = None,
     branch: Annotated[
@@ -39,6 +40,12 @@ def init(
     commit: Annotated[
         str, Option("The commit of assay to pin. Default: the tag of this version.", "SHA")
     ] = "",
+    no_workflows: Annotated[
+        bool,
+        Option(
+            "Write assay.toml alone, for Slurm and other CI systems; a --machine is then NAME=RUN."
+        ),
+    ] = False,
     yes: Annotated[bool, Option("Do not ask before writing.")] = False,
     root: Annotated[Path, Option("The repository.", "DIR")] = Path(),
 ) -> None:
@@ -48,15 +55,23 @@ def init(
 
     Example: assay init --machine nvidia=my-h100@cuda/bfloat16
 
+    Without GitHub: assay init --no-workflows --machine nvidia=cuda/bfloat16
+
     Exit code: 0; 2 if a file exists, or nothing was written.
     """
-    from assay.ci.initializing import make_files, read_machine
+    from assay.ci.initializing import NO_MODEL, find_models, make_files, read_machine
     from assay.files import write_whole
 
     if not (root / ".git").exists():
         raise UsageError(f"{root.resolve()} is not the root of a git repository")
     machines = [read_machine(option) for option in machine or []]
-    files = make_files(root, machines, branch, commit)
+    models = find_models(root)
+    files = make_files(root, machines, branch, commit, models, workflows=not no_workflows)
+    print_error(
+        f"models: {', '.join(models)}"
+        if models
+        else f"models: no folder has a config.json and weights; {NO_MODEL} tests the machine alone"
+    )
     for path, text in files.items():
         print_error(f"{path}: {len(text.splitlines())} lines")
     if not yes:
@@ -68,7 +83,13 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     first = machines[0].name if machines else "cpu"
-    print_text(f"Next: edit assay.toml, then `assay ci plan assay:{first}`")
+    print_text("Next: edit assay.toml, and add runs/ to .gitignore")
+    if no_workflows:
+        print_text(f"Next: assay ci run {first}")
+        return
+    print_text(f"Next: assay ci plan assay:{first}")
+    for one in machines:
+        print_text(f"Next: gh label create assay:{one.name}")
 
 
 @ci_app.command()
@@ -201,6 +222,7 @@ def run(
         raise UsageError(
             f"the packages of {', '.join(absent)} are not installed: assay ci install {machine}"
         )
+    _require_one_task(os.environ)
     folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
     title = f"{machine}, rehearsed on {judged}" if judged else machine
     job = run_steps(title, steps, root, folder)
@@ -211,6 +233,17 @@ def run(
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_summary(Path(path), summary)
     raise typer.Exit(job.exit_code)
+
+
+def _require_one_task(variables: Mapping[str, str]) -> None:
+    """Refuse to run in several tasks of Slurm: each would run the whole job."""
+    advice = "it starts the ranks of its checks itself. Give it one task: srun --ntasks 1"
+    in_step = variables.get("SLURM_STEP_NUM_TASKS", "1")
+    if in_step not in ("", "1"):
+        raise UsageError(f"srun starts assay ci run in {in_step} tasks; {advice}")
+    allocated = variables.get("SLURM_NTASKS", "1")
+    if allocated not in ("", "1"):  # a batch script is one process, whatever its allocation
+        print_error(f"assay: SLURM_NTASKS is {allocated}; {advice}")
 
 
 def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[str]:  # noqa: ANN401 - of click

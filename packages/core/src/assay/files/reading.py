@@ -50,11 +50,24 @@ class UnreadableFileError(UsageError):
         return cls(f"{place}: {shorten(problem)}")
 
 
+# Texts of pydantic, in words that need no Python.
+_SENTENCES = {
+    re.compile(r"^Field required$"): "it is missing",
+    re.compile(r"^Input should be "): "it must be ",
+    re.compile(r"^\w+ should have at (least|most) (\d+ \w+) after validation, not (\d+)$"): (
+        r"it needs at \1 \2, and has \3"
+    ),
+    re.compile(r"^String should match pattern '(.+)'$"): r"it must match \1",
+}
+
+
 def describe_invalid(error: ValidationError) -> str:
     """Describe the first field that violates the schema, and why."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(map(str, first["loc"]))
     problem = first["msg"].removeprefix("Value error, ")
+    for pattern, words in _SENTENCES.items():
+        problem = pattern.sub(words, problem)
     return f"{field}: {problem}" if field else problem
 
 

@@ -240,23 +240,18 @@ def _headline_of_gaps(coverage: Coverage | None) -> str:
 
 
 def _list_reasons(verdict: Verdict, *outcomes: Outcome | None) -> list[str]:
-    """Return the reasons of all levels with one of these outcomes."""
-    return [
-        f"{name}: {level.reason}"
-        for name, level in verdict.levels.items()
-        if level.verdict in outcomes and level.reason
-    ]
+    """Return the reasons of all levels with one of these outcomes, each after the levels that share it."""
+    named: dict[str, list[str]] = {}
+    for name, level in verdict.levels.items():
+        if level.verdict in outcomes and level.reason:
+            named.setdefault(level.reason, []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
 
 
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
-    skipped = [
-        f"{name} ({level.reason})"
-        for name, level in verdict.levels.items()
-        if level.verdict is None
-    ]
-    if skipped:
-        details.append(f"not run: {', '.join(skipped)}")
+    if skipped := _list_reasons(verdict, None):
+        details.append(f"not run: {'; '.join(skipped)}")
     if verdict.noise_ratio is not None and verdict.limit:
         row = evidence.deciding
         place = (row.level if verdict.compared_unit else row.module or "(model)") if row else None

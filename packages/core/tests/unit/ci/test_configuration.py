@@ -101,7 +101,14 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
     [
         ("label = 'a b'\n" + MACHINE, "label"),
         ("machines = {}", "machines"),
-        ("[machines.box]\nruns-on = []\nrun = 'cpu/float32'", "runs-on"),
+        (
+            "[machines.box]\nstart = 'commit'\nrun = 'cpu/float32'",
+            'machines.box: start = "commit" needs runs-on',
+        ),
+        (
+            "[machines.box]\nrun = 'cpu/float32'\ntiers = []",
+            "tiers: it needs at least 1 item, and has 0",
+        ),
         ("[machines.box]\nruns-on = ['a']\nrun = 'cpu'", "machines.box.run"),
         ("[machines.box]\nruns-on = ['a']\nrun = 'spu/float32'", "unknown device 'spu'"),
         (

@@ -1,6 +1,8 @@
 """The files that `assay init` writes, and what they mean to the planner."""
 
+import os
 import re
+import subprocess
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -23,8 +25,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(root: Path, *machines: str, commit: str = "") -> dict[str, str]:
-    files = make_files(root, [read_machine(one) for one in machines], "", commit)
+def write(root: Path, *machines: str, commit: str = "", workflows: bool = True) -> dict[str, str]:
+    read = [read_machine(one) for one in machines]
+    files = make_files(root, read, "", commit, find_models(root), workflows=workflows)
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -43,6 +46,33 @@ def test_the_written_configuration_starts_each_machine(root: Path) -> None:
     )  # fmt: skip
     hosted = configuration.find("cpu")
     assert (hosted.start, hosted.pip_index) == ("commit", "")
+
+
+def test_a_machine_without_github_needs_no_runner(root: Path) -> None:
+    with pytest.raises(UsageError, match="name the labels of its runner, as in NAME=LABEL"):
+        write(root, "box=sim:fp8/bfloat16")
+    assert set(write(root, "box=sim:fp8/bfloat16", workflows=False)) == {"assay.toml"}
+    configuration = read_configuration(root)
+    assert set(configuration.machines) == {"box"}
+    (step,) = list_steps(configuration, "box")
+    assert "sim:fp8/bfloat16" in step.words
+    plan = plan_label(configuration, "assay:box")
+    assert (plan.jobs, plan.refused) == ((), "")
+    assert plan.nothing.endswith("on that machine: assay ci run box")
+
+
+def test_a_label_that_is_gone_is_no_error(root: Path) -> None:
+    script = write(root)["assay-labels.yml"]
+    (body,) = re.findall(r"        run: \|\n((?:          .*\n)+)", script)
+    fake = root / "gh"
+    fake.write_text('#!/bin/sh\n[ "$2" != --method ] && echo "$LEFT"\n', encoding="utf-8")
+    fake.chmod(0o755)
+    (root / "jq").write_text("#!/bin/sh\necho assay%3Abox\n", encoding="utf-8")
+    (root / "jq").chmod(0o755)
+    for left, code in (("other", 0), ("assay:box", 1)):
+        variables = {"PATH": f"{root}:{os.environ['PATH']}", "LABEL": "assay:box", "LEFT": left}
+        done = subprocess.run(["bash", "-e", "-c", body], env=variables, check=False)
+        assert (done.returncode != 0) == bool(code)
 
 
 def test_models_and_the_package_of_the_repository_are_found(root: Path) -> None:
@@ -108,9 +138,9 @@ def test_an_existing_file_is_never_replaced(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("box", "write NAME=RUNNER@DEVICE/DTYPE"),
-        ("Box=a@cpu/float32", "write NAME=RUNNER@DEVICE/DTYPE"),
-        ("box=a", "write NAME=RUNNER@DEVICE/DTYPE"),
+        ("box", r"write NAME=LABEL\[,LABEL\]@RUN"),
+        ("Box=a@cpu/float32", r"write NAME=LABEL\[,LABEL\]@RUN"),
+        ("box=a", r"write NAME=LABEL\[,LABEL\]@RUN"),
         ("box=a@cpu", "cpu"),
         ("box=a@cpu/int4", "int4"),
     ],

@@ -132,3 +132,26 @@ def test_a_job_is_rehearsed_on_another_device(
     assert started == [
         ("box, rehearsed on cpu/float16", ("check", "load", "m", "--run", "cpu/float16"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("SLURM_STEP_NUM_TASKS", 2, "srun starts assay ci run in 4 tasks"),
+        ("SLURM_NTASKS", 0, "SLURM_NTASKS is 4; it starts the ranks of its checks itself"),
+    ],
+)
+def test_several_tasks_of_slurm_are_refused_and_an_allocation_of_several_noted(
+    name: str, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "assay.toml").write_text(
+        '[machines.box]\nrun = "cpu/float32"\n[[load]]\nmodel = "m"'
+    )
+    monkeypatch.setattr(
+        "assay.ci.running.run_steps", lambda *_: (_ for _ in ()).throw(SystemExit(0))
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "4")
+    done = CliRunner().invoke(app, ["ci", "run", "box", "--output", "out"])
+    assert words in f"{done.stderr}{done.exception}"
+    assert (done.exit_code == 0) == (code == 0)

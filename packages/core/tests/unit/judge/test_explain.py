@@ -333,7 +333,7 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
     assert explanation.message == (
         "The candidate agrees with the reference.\n"
         "  compared 1,279 tensor pairs (inputs 24, modules 1,255)\n"
-        "  not run: sampler (greedy decoding has no sampler)\n"
+        "  not run: sampler: greedy decoding has no sampler\n"
         "  worst at model.layers.3.mlp.down_proj: relative error 3.67e-3 = 1.31x the bfloat16 "
         "noise of the same module (limit 3.0x, calibrated on 312 runs)\n"
         "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): a smaller relative error may"

@@ -60,9 +60,7 @@ def test_verdict_that_breaks_the_schema_is_refused_by_field(folder: Path) -> Non
     path.write_text(seal({**data, "verdict": "MAYBE"}))
     with pytest.raises(UnreadableFileError) as caught:
         read_report(folder)
-    assert str(caught.value) == (
-        f"{path}: verdict: Input should be 'PASS', 'NOT_COMPARED' or 'FAIL'"
-    )
+    assert str(caught.value) == (f"{path}: verdict: it must be 'PASS', 'NOT_COMPARED' or 'FAIL'")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_pass_is_short_and_states_its_resolution() -> None:
         "✓ PASS: micro:llama on cpu/bfloat16 against cpu/float32\n"
         "The candidate agrees with the reference.\n"
         "  compared 89 tensor pairs (inputs 9, tokens 2, logits 40, modules 38)\n"
-        "  not run: sampler (greedy decoding has no sampler)\n"
+        "  not run: sampler: greedy decoding has no sampler\n"
         "  worst at (model): relative error 3.67e-3 = 1.31x the bfloat16 noise of the same "
         "module (limit 3.0x, calibrated on 312 clean runs)\n"
         "  resolution 8.4e-3 (modules, at (model)): a smaller relative error may not have been seen\n"
