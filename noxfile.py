@@ -97,6 +97,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site into .nox/site. A broken link or anchor is an error."""
     words = ["-W", "--keep-going", "--quiet", "-c", "docs/site", ".", ".nox/site"]
     torch_environment(session).run(session, "sphinx", *words, *session.posargs)
+    session.log("the site is .nox/site/index.html")
 
 
 @nox.session(default=False, tags=["device"])

@@ -61,7 +61,7 @@ def test_the_readme_installs_what_exists(root: Path, packages: list[dict[str, An
         (root / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md")
     )
     released = is_released(version, changelog)
-    assert ("pip install assay-core" in readme, "pip install dist/" in readme) == (
+    assert ("pip install assay-core" in readme, "pip install ./packages/core" in readme) == (
         released, not released
     )  # fmt: skip
 

@@ -142,7 +142,7 @@ def ab(
 
     request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
     with open_progress() as progress:
-        with progress.step("reads the suites of both environments"):
+        with progress.step("reading the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
         folder = RunFolder.create("bench ab", output)
         result = compare_environments(

@@ -397,7 +397,7 @@ def run_command_line(
     log = folder / "lm-eval.log"
     progress.note(f"output of lm-eval: {log}")
     with (
-        progress.step(f"evaluates {backend.name} with lm-eval"),
+        progress.step(f"evaluating {backend.name} with lm-eval"),
         log.open("w", encoding="utf-8") as output,
     ):
         done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)

@@ -47,13 +47,13 @@ _BOS, _PAD = "<bos>", "<pad>"
 def evaluate(options: EvaluationRequest, progress: Progress) -> None:
     """Write results and samples of every task."""
     progress.number_phases(3)
-    with progress.step("loads lm-eval"):
+    with progress.step("loading lm-eval"):
         import lm_eval
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     run = parse_run(options.run)
     device = open_run(run)
-    with progress.step(f"loads {options.model} on {run}"):
+    with progress.step(f"loading {options.model} on {run}"):
         loaded = load_model(
             options.model,
             dtype=run.dtype,
@@ -74,7 +74,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
         "clusters": options.suite.clusters,
     }
     language_model = open_language_model(loaded, options)
-    with progress.task(f"evaluates {options.model}", len(options.suite.tasks), "tasks") as bar:
+    with progress.task(f"evaluating {options.model}", len(options.suite.tasks), "tasks") as bar:
         for task in options.suite.tasks:
             with subtask(task):
                 _run_task(task, options, language_model, device, facts)

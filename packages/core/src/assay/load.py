@@ -57,7 +57,7 @@ def check_load(
     command: the command line of this check.
     """
     if request.run is not None:
-        with progress.step("looks for the devices"):
+        with progress.step("looking for devices"):
             require_run(parse_run(request.run))
     (answer,) = call(_WORK, request, folder=folder, name="load", progress=progress)
     judged = judge_load([answer.report])
@@ -80,7 +80,7 @@ def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     progress.number_phases(2)
     loaded, run = _load(asked, progress)
     device = open_run(run)
-    with progress.step("compares it with its files"):
+    with progress.step("comparing it with its files"):
         report = inspect_load(loaded, asked.remote_code).report
     return LoadAnswer(
         report=report,
@@ -104,7 +104,7 @@ def _load(asked: LoadRequest, progress: Progress) -> "tuple[LoadedModel, Run]":
 
     run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
     device = open_run(run).torch_device
-    with progress.step(f"loads {asked.model} on {run}"):
+    with progress.step(f"loading {asked.model} on {run}"):
         code = asked.remote_code
         return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code), run
 

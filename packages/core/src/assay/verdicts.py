@@ -270,7 +270,7 @@ class Measurement(Record):
 
     @property
     def resolution(self) -> float:
-        """Return the smallest relative error that would have failed at a judged row."""
+        """Return the relative error above which a judged row fails."""
         floor = self.actual / self.ratio if 0 < self.ratio < math.inf else 0.0
         return (self.limit or 0.0) * max(self.expected, floor)
 
@@ -320,7 +320,7 @@ class Ratio:
 
     @property
     def resolution(self) -> float:
-        """Return the smallest relative error that would have failed here."""
+        """Return the relative error above which the ratio fails."""
         return self.limit * self.expected
 
     def measurement(self, level: str, port: str, module: str = "", **place: Any) -> Measurement:  # noqa: ANN401

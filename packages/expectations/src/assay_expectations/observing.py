@@ -451,17 +451,17 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     settings = candidate.key.content.settings
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
-    with progress.step("loads the yardstick"):
+    with progress.step("loading the yardstick"):
         yardstick = _open_yardstick(model, candidate)
     # Three runs: generation, then twice its tokens, the second time with projections of modules.
-    with progress.task("runs the yardstick", 3 * num_tokens, "tokens"):
+    with progress.task("running the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)
         exact_layers = sketch_layers(yardstick, batches, tokens)
     top_ids = [
         [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
     ]
-    with progress.task("runs the candidate", 2 * num_tokens, "tokens"):
+    with progress.task("running the candidate", 2 * num_tokens, "tokens"):
         captured = forced_log_probabilities(candidate.side, batches, tokens)
         layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
     signature = Signature(
@@ -521,13 +521,13 @@ CONTAINER = "ASSAY_CONTAINER"
 def capture(options: CaptureOptions, progress: Progress) -> Captured:
     """Capture a model on a device."""
     progress.number_phases(5)
-    with progress.step(f"loads {options.model} on {options.run}"):
+    with progress.step(f"loading {options.model} on {options.run}"):
         run = parse_run(options.run)
         candidate = open_candidate(options.model, run, options.settings, options.prompts)
     device, machine = candidate.side.device, candidate.key.machine
     signed = capture_signature(options.model, candidate, progress)
     signature = signed.signature
-    with progress.step("compares with the host"):
+    with progress.step("comparing with the host"):
         on_host = captured_on_host(options.model, candidate, signature)
     expectation = Expectation(
         model=options.model,

@@ -385,7 +385,7 @@ class _PlannedRun:
         results = []
         for call in calls:
             if self._is_selected(call.session):
-                with self.progress.step(f"runs {call}"):
+                with self.progress.step(f"running {call}"):
                     results.append(self.checkout.run_session(call, {}, has_results=has_results))
         return results
 
@@ -396,7 +396,7 @@ class _PlannedRun:
             calls = tuple(call for call in machine.calls if self._is_selected(call.session))
             job: MachineJob = machine.model_copy(update={"cards": 0, "calls": calls})
             if calls:
-                with self.progress.step(f"runs {_name_job(machine)}"):
+                with self.progress.step(f"running {_name_job(machine)}"):
                     results.append(run_machine_job(job, fleet, self.checkout))
         return results
 
@@ -413,7 +413,7 @@ class _PlannedRun:
         file = self.checkout.root / "runs" / "proposal.md"
         words = ("runs", "--dry-run", "--reason", reasons[0])
         call = SessionCall(session="propose", arguments=words)
-        with self.progress.step("writes the pull request"):
+        with self.progress.step("writing the pull request"):
             proposed = self.checkout.run_session(call, {"GITHUB_STEP_SUMMARY": str(file)})
         if proposed.code:
             return [f"The pull request cannot be opened: `{call}` fails.\n"]

@@ -374,10 +374,10 @@ def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> Perfo
     parse_run(request.run)
     resolve_model(request.model)
     with suite_process(Environment.current(), request, folder) as process:
-        with progress.step(f"loads {request.model} on {request.run}"):
+        with progress.step(f"loading {request.model} on {request.run}"):
             process.wait_until_ready()
         while (suite := process.waiting_for) is not None:
-            with progress.task(f"measures {suite}", request.num_turns, "rounds") as task:
+            with progress.task(f"measuring {suite}", request.num_turns, "rounds") as task:
                 while process.waiting_for == suite:
                     process.run_round()
                     task.advance()
@@ -436,7 +436,7 @@ def compare_environments(
     rng = random.Random(seed)  # noqa: S311 - reproducible
     of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
-    with progress.task("measures A and B", num_blocks, "blocks") as task:
+    with progress.task("measuring A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
             block_folder = folder / f"block{number}"
             blocks.append(_measure_block(environments, of_block, block_folder, rng))

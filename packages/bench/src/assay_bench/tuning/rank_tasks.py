@@ -147,7 +147,7 @@ def measure_start(task: TuneTask, _progress: Progress, rank: Rank) -> ModelStart
 def train(task: TuneTask, progress: Progress, rank: Rank) -> dict[str, Any]:
     """Train from the newest checkpoint, and write losses on rank 0. Returns: facts of the candidate."""
     recipe, way = task.recipe, task.way
-    with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
+    with progress.task(f"tuning {task.title}", recipe.steps, "steps") as bar:
         bar.advance(task.done)
         choose_threads(count_parameters(task.model))
         run = parse_run(recipe.run)

@@ -372,7 +372,7 @@ def _measure_start(task: TuneTask, output: Path, progress: Progress) -> ModelSta
     """Measure a model before training. Raises: UsageError if its data or weights have changed."""
     model, folder = task.model, model_folder(output, task.model)
     task = task.model_copy(update={"folder": folder.resolve()})
-    with progress.step(f"measures {model} before training"):
+    with progress.step(f"measuring {model} before training"):
         start = _launch(_MEASURE_START, task, 1, progress)
     kept = folder / _START_FILE
     if kept.is_file():
@@ -392,7 +392,7 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
     candidate = _launch(_TRAIN, task, task.way.ranks, progress)
-    with progress.step(f"writes {task.title}"):
+    with progress.step(f"writing {task.title}"):
         end = _launch(_WRITE_MODEL, task, 1, progress)
     record = TuningRecord(
         recipe_hash=recipe.hash,

@@ -122,8 +122,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
     arguments = dict(locals())
     from assay.generate.check import check_generate as run_check
     from assay.models.candidate_code import candidate_code
+    from assay.models.sources import resolve_model
     from assay.runs import RunFolder
 
+    resolve_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     check = generate_check_of(arguments)
@@ -266,10 +268,12 @@ def check_train(  # noqa: PLR0913 - one for each option
     """
     arguments = dict(locals())
     from assay.models.candidate_code import candidate_code
+    from assay.models.sources import resolve_model
     from assay.runs import RunFolder
     from assay.training.check import check_train as run_check
     from assay.training.overfit.check import check_overfit
 
+    resolve_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     check = train_check_of(arguments)
@@ -392,8 +396,10 @@ def check_load(
     """
     arguments = dict(locals())
     from assay.load import check_load as run_check
+    from assay.models.sources import resolve_model
     from assay.runs import RunFolder
 
+    resolve_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     folder = RunFolder.create("check load", output).path
     request = load_request_of(arguments)
@@ -451,12 +457,24 @@ def compare(  # noqa: PLR0913 - one for each option
     token_shift: Annotated[
         int | None, Option("Pass of ACTUAL minus pass of EXPECTED; default: found.", "N")
     ] = None,
-    format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,  # noqa: A002 - the name of the option
+    format: Annotated[  # noqa: A002 - the name of the option
+        str | None,
+        Option(
+            "The format of both dumps, by default recognized: assay, atb, model, msit, msprobe, sglang, tensors,"
+            " transformers-debugger.",
+            "NAME",
+        ),
+    ] = None,
     model_name: Annotated[
         str | None, Option("The model to compare, if both captures hold several.", "NAME")
     ] = None,
     limits: Annotated[
-        str, Option("Shipped limits, or a TOML file.", "NAME|FILE", group="Judgment")
+        str,
+        Option(
+            "Shipped limits (noise, training, ascend), or a TOML file.",
+            "NAME|FILE",
+            group="Judgment",
+        ),
     ] = "noise",
     metric: Annotated[
         Sequence[str],
@@ -536,7 +554,7 @@ def compare(  # noqa: PLR0913 - one for each option
     with open_progress() if is_first_rank() else nullcontext(SilentProgress()) as progress:
         with removed_if_refused():
             run_comparison(comparison, folder, progress)
-        with progress.step("writes the report"):
+        with progress.step("writing the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 
             return on_first_rank(lambda: CheckedVerdict.publish(folder))

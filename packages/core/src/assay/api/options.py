@@ -63,7 +63,14 @@ GenerationConfigFile = Annotated[
     str | Path | None, Option("Options of a generation_config.json.", "FILE")
 ]
 Seed = Annotated[int | None, Option("Chooses prompts and their lengths; default: 0.")]
-Limits = Annotated[str, Option("Limits of the noise ratios.", "NAME|FILE", group="Judgment")]
+Limits = Annotated[
+    str,
+    Option(
+        "Limits of the noise ratios: noise, training, ascend, or a TOML file.",
+        "NAME|FILE",
+        group="Judgment",
+    ),
+]
 AllowUnused = Annotated[
     str | Sequence[str] | None,
     Option("Modules, parameters or experts that may stay uncompared: model.visual.", "GLOB"),
@@ -131,7 +138,7 @@ def run_and_publish(
 
     with removed_if_refused(), time_limit(max_seconds), open_progress() as progress:
         run(folder, progress)
-        with progress.step("writes the report"):
+        with progress.step("writing the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 
             return CheckedVerdict.publish(folder)

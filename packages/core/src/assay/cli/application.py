@@ -154,7 +154,7 @@ def inspect(
     from assay.comparison.contents import describe_contents
     from assay.runs import open_progress
 
-    with open_progress() as progress, progress.step(f"inspects {folder}"):
+    with open_progress() as progress, progress.step(f"inspecting {folder}"):
         contents = describe_contents(folder, as_format)
     if as_json:
         print_text(json.dumps(contents.to_json(), indent=1))
@@ -485,7 +485,7 @@ def build(
     steps = find_recipe(recipe).steps
     with (
         open_progress() as progress,
-        progress.task(f"train micro:{recipe}", steps, "steps") as task,
+        progress.task(f"training micro:{recipe}", steps, "steps") as task,
     ):
         from assay.models.micro_training import build_model
 

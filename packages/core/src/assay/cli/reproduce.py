@@ -121,7 +121,7 @@ def _reproduce_programs(
     pairs = check.record(wanted, progress) or check.record(_of_any_step(wanted), progress)
     limits = load_limits(check.limits)
     by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
-    with progress.step("makes it smaller"):
+    with progress.step("making it smaller"):
         found = build(pairs, check.dtype, by_name, words)
     if isinstance(found, str):
         return found

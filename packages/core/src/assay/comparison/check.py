@@ -50,7 +50,7 @@ def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Ver
     """
     _refuse_dump_as_model(comparison.model)
     custom = load_metrics(comparison.metrics, COLUMNS)
-    with progress.step("reads the indexes"):
+    with progress.step("reading the indexes"):
         expected, actual = (
             open_dump(path, comparison.format, comparison.model_name)
             for path in (comparison.expected, comparison.actual)
@@ -62,7 +62,7 @@ def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Ver
         compared = judge()
         verdict = write_results(compared.verdict, compared.measurements, folder, comparison.command)
         if compared.table is not None and comparison.table is not None:
-            with progress.step(f"writes {comparison.table}"):
+            with progress.step(f"writing {comparison.table}"):
                 write_whole(comparison.table, format_table(compared.table, comparison.table.suffix))
         return verdict
 
@@ -122,7 +122,7 @@ def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
     comparison, actual = dumps.comparison, dumps.actual
     if comparison.model is None:
         return None
-    with progress.step(f"replays {actual.name} with {comparison.model}"):
+    with progress.step(f"replaying {actual.name} with {comparison.model}"):
         trusted = TrustedModel(comparison.model, comparison.remote_code)
         passes = find_passes(actual, comparison.rank)
         return replay_dump(trusted, actual, passes, dumps.dtype, dumps.limits)

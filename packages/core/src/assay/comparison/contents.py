@@ -49,9 +49,12 @@ class Contents:
             f"  {kind}, {self.size_bytes / 1e6:,.1f} MB, {format_count(self.modules, 'module')}",
             f"  levels: {_counts(self.by_level)}",
             f"  dtypes: {_counts(self.dtypes)}",
-            f"  ranks: {', '.join(map(str, self.ranks))}",
-            f"  passes ({len(self.passes)}): {name_some(self.passes, _NUM_SHOWN)}",
         ]
+        if self.passes:  # a folder of weights has none
+            lines += [
+                f"  ranks: {', '.join(map(str, self.ranks))}",
+                f"  passes ({len(self.passes)}): {name_some(self.passes, _NUM_SHOWN)}",
+            ]
         lines += [f"  {name}: {value}" for name, value in self.provenance.items()]
         lines += [f"  missing: {problem}" for problem in self.problems]
         lines += [f"  damaged: {problem}" for problem in self.damaged]

@@ -376,14 +376,14 @@ def measure_dumps(
     score_noise = expected_score_noise(unit)
     measured_noise = None
     if noise is not None:
-        with progress.step("measures the noise"):
+        with progress.step("measuring the noise"):
             measured_noise = measure_noise(comparison, expected, noise, name_map, score_noise)
         score_noise = measured_score_noise(measured_noise, score_noise)
     add_metrics = None
     if comparison.table is not None or limits.names_metrics:
         formulas = measure_as_published if comparison.compat else measure_metrics
         add_metrics = partial(measure_pair, formulas, custom)
-    with progress.step("compares the dumps"):
+    with progress.step("comparing the dumps"):
         pairing = pair_dumps(expected, actual, comparison, name_map)
         if noise is None and (measured_noise := read_recorded_noise(pairing, dtype)) is not None:
             score_noise = measured_score_noise(measured_noise, score_noise)

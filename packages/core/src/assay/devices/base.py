@@ -136,7 +136,7 @@ class Device(Protocol):
 def make_absent_error(name: str, missing: str, available: str) -> MachineError:
     """Make the error for a known device from what this machine lacks and the devices that it has."""
     return MachineError(
-        f"device {name!r} is absent; missing: {missing}. This machine has: {available}"
+        f"device {name!r} is absent; missing: {missing}. On this machine: {available}"
     )
 
 

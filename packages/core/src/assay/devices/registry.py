@@ -96,7 +96,7 @@ def open_device(text: str) -> Device:
         missing = "; or ".join(detection.missing for detection in detections)
         # Detecting other vendors' devices would import their software, which may hang.
         host = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
-        here = f"{', '.join(host)}, and what `assay devices` lists"
+        here = f"{', '.join(host)} (`assay devices` shows all)"
         raise make_absent_error(text, missing, here)
     try:
         device = load_adapter(name.kind)(name.variant)

@@ -93,7 +93,7 @@ def check_candidate(check: GenerateCheck, progress: Progress) -> None:
     given = {name: value for name, value in chosen.items() if value is not None}
     if not given and check.num_ranks == 1:
         return
-    with progress.step(f"reads the configuration of {check.model}"):
+    with progress.step(f"reading the configuration of {check.model}"):
         try:
             outline = load_outline(check.model, check.remote_code)
         except Exception:  # noqa: BLE001 - code of the model, without values
@@ -215,14 +215,14 @@ def run_candidate(
     if check.level == "modules" and options.compile:
         num_phases -= 1  # how errors accumulate is measured by hooks, which break compiled graphs
     progress.number_phases(num_phases)
-    with progress.step(f"loads {check.model} on {run}"):
+    with progress.step(f"loading {check.model} on {run}"):
         side = _load(check, options, section.golden, rank)
-    with progress.step("compares what is loaded with the files"):
+    with progress.step("comparing what is loaded with the files"):
         inspection = inspect_load(side.loaded, check.remote_code)
     if check.setup is not None:
-        with progress.step(f"is set up by {check.setup}"):
+        with progress.step(f"running {check.setup}"):
             side = set_up(side, check.setup)
-    with progress.step("compares the weights with the reference's"):
+    with progress.step("comparing the weights with the reference's"):
         different = _different_weights(section, side.loaded.model)
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
@@ -301,30 +301,30 @@ class _Candidate:
         num_tokens = count_tokens(work.batch for work in self._works)
         own: list[Tensor] = []
         forced: list[int] = []
-        with progress.task("generates", num_tokens, "tokens"), self._noting("tokens"):
+        with progress.task("generating", num_tokens, "tokens"), self._noting("tokens"):
             own, forced = self._generate(writer, repeated)
         tokens = own
         if self._level != "tokens":
             tokens = self._expected("tokens")
             num_forced = count_tokens(self._works[number].batch for number in forced)
             with (
-                progress.task("is given the reference's tokens", num_forced, "tokens"),
+                progress.task("reading the reference's tokens", num_forced, "tokens"),
                 self._noting("logits"),
             ):
                 self._force(writer, tokens, forced, repeated)
-            with progress.step("computes scores"), self._noting("sampler"):
+            with progress.step("computing scores"), self._noting("sampler"):
                 self._score(writer, tokens)
-        with progress.task("runs again", repeated.num_tokens, "tokens"):
+        with progress.task("running again", repeated.num_tokens, "tokens"):
             if self._has_output:
                 repeatability = repeated.run_again(self._side, tokens)
         if self._level == "modules":
             # Hooks break the graphs of compiled models.
             if not self._side.compiled and self._has_output:
-                with progress.step("measures how errors accumulate"):
+                with progress.step("measuring how errors accumulate"):
                     section = self._section
                     errors = accumulated_errors(self._side, section.batches[0], section.steps)
                     writer.attach_json("drift", errors)
-            with progress.task("measures every module", num_tokens, "tokens"):
+            with progress.task("measuring every module", num_tokens, "tokens"):
                 self._replay(writer, tokens)
         return repeatability
 

@@ -101,7 +101,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
     num_phases = _MODULE_PHASES if spec.level == "module" else _PHASES
     progress.number_phases(num_phases * len(spec.noise_for))
     for dtype in spec.noise_for:
-        with progress.step(f"loads {spec.model} in {wide}, for {dtype}"):
+        with progress.step(f"loading {spec.model} in {wide}, for {dtype}"):
             yardstick = load_yardstick(
                 spec.model, device, wide, dtype, spec.remote_code, run.widening
             )
@@ -220,20 +220,20 @@ class _Capture:
         records = self.spec.level == "module"
         self.writer.attach_json("inputs", self.plan.to_json())
         if records:
-            with self.progress.step("tries to read a text in one call"):
+            with self.progress.step("testing if one call records a whole text"):
                 self.texts = with_whole_texts(side, self.works, self.progress)
             attach_text_steps(self.writer, self.texts)
         inputs = RootInputs(self.writer, self.texts)
         watch = UsageWatch(inputs if records else NullHandler(), root_only=records)
-        with self.progress.task("generates", self.num_tokens, "tokens"):
+        with self.progress.task("generating", self.num_tokens, "tokens"):
             self._generate(side, watch)
-        with self.progress.task("computes scores", len(self.works), "batches"):
+        with self.progress.task("computing scores", len(self.works), "batches"):
             if side.loaded.can_generate:
                 self._attach_scores(side)
         if records:
             slots = watch.slots
             watch = UsageWatch(Recorder(self.writer, self.boundary))
-            with self.progress.task("records every module", self.num_tokens, "tokens"):
+            with self.progress.task("recording every module", self.num_tokens, "tokens"):
                 record(side, self.texts, self.tokens, watch, inputs.num_calls)
             watch.slots = slots
         self.writer.attach_json(USAGE, watch.to_json())
@@ -253,9 +253,9 @@ class _Capture:
 
     def run_noise(self, wide: str) -> Section:
         """Run the same work in the candidate's dtype, and measure it against the yardstick."""
-        with self.progress.step(f"noise run: loads {self.spec.model} in {self.dtype}"):
+        with self.progress.step(f"noise run: loading {self.spec.model} in {self.dtype}"):
             loaded = load_reference(self.spec.model, self.device, self.dtype, self.spec.remote_code)
-        with self.progress.step("noise run: compares what is loaded with the files"):
+        with self.progress.step("noise run: comparing what is loaded with the files"):
             inspection = inspect_load(loaded, self.spec.remote_code)
             self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
             self.writer.attach_json("weights", weight_hashes(loaded.model))
@@ -270,10 +270,10 @@ class _Capture:
         deterministic = self._attach_noise_outputs(side)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.spec.level == "module":
-            with self.progress.step("noise run: measures how errors accumulate"):
+            with self.progress.step("noise run: measuring how errors accumulate"):
                 errors = accumulated_errors(side, self.plan.batches[0], StepwiseTrace.open(trace))
                 self.writer.attach_json("noise-drift", errors)
-            with self.progress.task("noise run: measures every module", self.num_tokens, "tokens"):
+            with self.progress.task("noise run: measuring every module", self.num_tokens, "tokens"):
                 with subtask("finds modules that only round"):
                     pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
@@ -300,7 +300,7 @@ class _Capture:
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
         repeated = RepeatedWork(works)
-        with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
+        with self.progress.task("noise run: forcing the same tokens", self.num_tokens, "tokens"):
             for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
                 outputs = run_forced(side, work, tokens).outputs
                 for name in self.outputs:

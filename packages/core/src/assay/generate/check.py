@@ -91,7 +91,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     if check.golden is not None and not check.golden.is_dir():
         raise UsageError(f"there is no folder {check.golden}")
     FORK_SERVER.preload(PRELOAD)
-    with progress.step("looks for the devices"):  # before anything is computed
+    with progress.step("looking for devices"):  # before anything is computed
         if check.python is not None:  # it may have a device that this environment cannot use
             require_same_assay(check.python)
         for run in (check.reference, None if check.python else check.candidate):
@@ -113,7 +113,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     elif check.verify_golden:
         from assay.generate.golden import verify_golden  # torch
 
-        with progress.step("verifies the golden"):
+        with progress.step("verifying the golden"):
             verify_golden(check.golden, check.dtype)
     judgement = _run_and_judge(check, progress)
     judgement, check = _explain_drift(judgement, check, progress)
@@ -226,7 +226,7 @@ def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
         raise
     from assay.generate.judging import merge_weight_facts, worst_of_ranks  # torch
 
-    with progress.step("judges"):
+    with progress.step("judging"):
         if len(reports) == 1:
             return _judge(check, results, reports[0])
         return worst_of_ranks(

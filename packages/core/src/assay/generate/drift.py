@@ -73,7 +73,7 @@ def measure_drift(check: GenerateCheck, progress: Progress) -> Drift:
     ]
     replayer = Replayer(section.trace, section.boundary, attention_of(loaded))
     num_tokens = count_tokens(work.batch for work in works)
-    with progress.task("replays the golden in this environment", num_tokens, "tokens"):
+    with progress.task("replaying the golden in this environment", num_tokens, "tokens"):
         results = replay(Side(loaded, device), works, section.tensors("tokens"), replayer)
     stored = str(section.boundary.stored or "float64").removeprefix("torch.")
     return Drift(find_changes(results, ENVIRONMENT_ROUNDING[stored]))

@@ -115,9 +115,9 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
     folder = wanted.folder if rank is None else rank_folder(wanted.folder, rank.number)
     with TraceWriter(folder, {"module": module}) as writer:
         if wanted.side == "candidate":
-            with progress.step(f"loads {check.model}"):
+            with progress.step(f"loading {check.model}"):
                 side = load_candidate(check, golden, rank)
-            with progress.task(f"records operations of {module}", num_tokens, "tokens"):
+            with progress.task(f"recording operations of {module}", num_tokens, "tokens"):
                 recorder = _operations(side, section, work, wanted.site, None)
             _store(writer, _CANDIDATE, recorder.operations)
             writer.attach_json(_CALLED, sorted(recorder.called))
@@ -139,7 +139,7 @@ def record_operations(wanted: ModuleCall, progress: Progress, rank: Rank | None 
             return Side(loaded, device)
 
         for name in (_YARDSTICK, _NOISE_RUN):
-            with progress.task(f"{name}: records operations of {module}", num_tokens, "tokens"):
+            with progress.task(f"{name}: recording operations of {module}", num_tokens, "tokens"):
                 recorder = _operations(load(name), section, work, wanted.site, wanted.separate)
             _store(writer, name, recorder.operations)
 

@@ -190,7 +190,7 @@ def record_equivalence(failed: FailedPorts, progress: Progress) -> bool:
     options = CandidateOptions.parse(check.options)
     # Two runs; the second only if the logits of the first agree.
     num_tokens = 2 * count_tokens(section.batches)
-    with progress.task("runs the candidate's code in float64", num_tokens, "tokens"):
+    with progress.task("running the candidate's code in float64", num_tokens, "tokens"):
         loaded = load_model(
             check.model,
             dtype="float64",
@@ -234,7 +234,7 @@ def verify_equivalence(failed: FailedPorts, progress: Progress) -> "Equivalence"
     _prepare(section, device, check)
     recorded = Trace.open(check.folder / EQUIVALENCE_FOLDER)
     num_tokens = 2 * count_tokens(section.batches)
-    with progress.task("puts the candidate's values into the yardstick", num_tokens, "tokens"):
+    with progress.task("putting the candidate's values into the yardstick", num_tokens, "tokens"):
         loaded = load_yardstick(
             check.model, device, "float64", check.dtype, check.remote_code, "at once"
         )

@@ -76,7 +76,7 @@ def find_wrong_weights(check: GenerateCheck, folder: Path, progress: Progress) -
 def compare_candidate(check: GenerateCheck, progress: Progress) -> list[WrongValue]:
     """Return the candidate's weights that are not its files'."""
     manifest = GoldenSection.open(check.golden_folder, check.dtype).golden
-    with progress.step("compares the weights"):
+    with progress.step("comparing the weights"):
         fresh = load_model(check.model, dtype=check.dtype, remote_code=check.remote_code)
         inspection = inspect_load(fresh, check.remote_code)
         model = load_candidate(check, manifest).loaded.model
@@ -103,7 +103,7 @@ def record_programs(
     batches = {site.at.micro_batch for site in wanted.sites}
     for batch in section.batches:
         if not batches or batch.number in batches:
-            with progress.task("records the operations", count_tokens([batch]), "tokens"):
+            with progress.task("recording the operations", count_tokens([batch]), "tokens"):
                 _run(side, section, finder, batch.number)
     return finder.write()
 

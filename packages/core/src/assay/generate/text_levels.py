@@ -353,8 +353,8 @@ def judge_tokens_level(evidence: GenerateEvidence, *, logits_agree: bool) -> Lev
     result = LevelResult(level, rows)
     if ties:
         result.notes.append(
-            f"near-tie: {format_count(len(ties), 'text')} with another token than the reference's, where"
-            " the gap between the two is within the noise"
+            f"near-tie: {format_count(len(ties), 'text')} chose a token whose score differs from the"
+            " reference's choice by less than the noise"
         )
     if wrong:
         batch, difference = min(wrong, key=lambda pair: pair[1].step)

@@ -101,16 +101,21 @@ def headline_without_place(places: list[str]) -> str:
     return f"{len(places):,} places differ, and the first is not known: {name_some(places)}."
 
 
-def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
-    """State that all pairs agree, and count the missing. norms: places compared by norms only."""
+def headline_of_agreement(compared: int, missing: list[str], norms: int, seen: str) -> str:
+    """State that all pairs agree, and count the missing.
+
+    norms: places compared by norms only. seen: what the comparison could see; "" for equal values.
+    """
     if not compared:
         return "Nothing could be compared."
     if not missing:
         what = "The norms of the dumps agree" if norms else "The dumps agree"
-        return f"{what} in {'all ' if compared > 1 else ''}{format_count(compared, 'tensor')}."
+        tensors = f"{'all ' if compared > 1 else ''}{format_count(compared, 'tensor')}"
+        return f"{what} in {tensors}{f': {seen}' if seen else ''}."
     count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
     tensors = format_count(compared, "tensor")
-    return f"Everything with a partner agrees ({tensors}); {count} none."
+    others = f" Of the others, {seen}." if seen else ""
+    return f"Everything with a partner agrees ({tensors}); {count} none.{others}"
 
 
 def describe_missing(missing: list[str]) -> str:

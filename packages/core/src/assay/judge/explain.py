@@ -12,6 +12,7 @@ from assay.judge.levels import LEVEL_OF_PHASE
 from assay.judge.wording import (
     BLIND_PLACE,
     PHASES,
+    SEEN,
     describe_error,
     describe_location,
     describe_place,
@@ -104,8 +105,17 @@ def find_worst_rows(
 
 
 def find_coarsest_rows(rows: Iterable[Measurement]) -> dict[str, Measurement]:
-    """Return for each level the row of coarsest resolution, of its most general statistic."""
-    judged = (row for row in rows if row.limit and row.statistic in GENERAL)
+    """Return for each level the row of coarsest resolution, of its most general statistic.
+
+    Updates that rounding hides are left out: a note of the verdict names them.
+    """
+    judged = (
+        row
+        for row in rows
+        if row.limit
+        and row.statistic in GENERAL
+        and not (row.level == "updates" and row.resolution >= 1)
+    )
     keyed = ((row.level, row) for row in judged)
     return find_worst_rows(keyed, lambda row: (-GENERAL.index(row.statistic), row.resolution))
 
@@ -260,7 +270,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     if verdict.compared_unit is None:
         details.append(
             describe_resolution(verdict, evidence)
-            or "the resolution is unknown: a small error may not have been seen"
+            or "the resolution is unknown: a small error may be unseen"
         )
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
@@ -412,7 +422,7 @@ def _must_be_zero(statistic: str | None) -> bool:
 
 
 def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
-    """State the smallest relative error that the run sees, and where; None if unknown, or not relative."""
+    """State the relative error above which the run sees all, and where; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
         return None
     if not verdict.resolution:
@@ -427,8 +437,7 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
                 others.append(f"{level} {format_number(coarsest.resolution)}")
     where = f" ({row.level}, at {one_line(row.module) or '(model)'})" if row else ""
     stated = ", ".join((f"{format_number(verdict.resolution)}{where}", *others))
-    unseen = "a smaller relative error may not have been seen"
-    return f"resolution {stated}: {BLIND_PLACE if verdict.resolution >= 1 else unseen}"
+    return f"resolution {stated}: {BLIND_PLACE if verdict.resolution >= 1 else SEEN}"
 
 
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:

@@ -99,9 +99,10 @@ def not_run(reason: str, **facts: Any) -> LevelResult:  # noqa: ANN401 - of a le
 
 def describe_uncalled(modules: Sequence[str]) -> str:
     """Describe modules of the reference that the candidate never calls."""
+    is_one = len(modules) == 1
     return (
-        f"{len(modules)} modules of the reference are not called here; the modules that contain"
-        f" them are compared instead: {name_some(modules)}"
+        f"the candidate does not call {len(modules)} module{'' if is_one else 's'} of the reference; compared"
+        f" inside the module{'' if is_one else 's'} around {'it' if is_one else 'them'}: {name_some(modules)}"
     )
 
 
@@ -223,7 +224,7 @@ EXACT_NUMBERS: DecidingNumbers = {
 
 
 def deciding_numbers(decided: Ratio, resolution: float | None) -> DecidingNumbers:
-    """Return the numbers of the deciding ratio. resolution: the smallest error that the run sees."""
+    """Return the numbers of the deciding ratio. resolution: of errors of any form."""
     return {
         "noise_ratio": decided.value,
         "limit": decided.limit,

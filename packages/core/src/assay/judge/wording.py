@@ -188,6 +188,10 @@ PHASES: dict[Phase, PhaseWords] = {
 READ_MEASUREMENTS = (
     "Every measurement, with all digits, is in measurements.jsonl next to this report."
 )
+TIE_WITH_OTHER_LOGITS = "another token at a near tie; the logits differ, which decides"
+# Smaller errors are not written in percent.
+LEAST_PERCENT = 1e-3
+SEEN = "an error of any form above it is seen; systematic errors are seen far below"
 BLIND_PLACE = "at the place with the most noise, even zeros would agree"
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, with the reference's inputs injected into "
@@ -317,19 +321,25 @@ def describe_error(statistic: str, error: float | None) -> str:
     return what if error is None else f"{what} {format_number(error)}"
 
 
-def describe_unseen(rows: Sequence[Measurement]) -> str:
-    """State the relative errors that comparisons may miss, at the row of coarsest resolution."""
-    row = max(rows, key=lambda one: one.resolution)
-    resolution, where = row.resolution, f"at {one_line(row.module) or '(model)'} ({row.level})"
-    if resolution >= 1:
-        return f"{BLIND_PLACE}: {where}"
-    return f"a relative error below {format_number(resolution)} may not have been seen {where}"
+def describe_seen(rows: Sequence[Measurement]) -> str:
+    """State the relative error that no place exceeds, at the row of coarsest resolution; "" without rows."""
+    row = max(rows, key=lambda one: one.resolution, default=None)
+    if row is None or not row.resolution:
+        return ""
+    where = f"{one_line(row.module) or '(model)'}, {row.level}"
+    if row.resolution >= 1:
+        return f"{BLIND_PLACE} ({where})"
+    percent = row.resolution >= LEAST_PERCENT
+    shown = f"{format_number(100 * row.resolution)} %" if percent else format_number(row.resolution)
+    return f"none differs by more than {shown} ({where})"
 
 
 def describe_judged(ratio: float, limit: float) -> str:
-    """Show a ratio with its limit."""
-    if not limit or not math.isfinite(ratio):
-        return f"{describe_ratio(ratio)} / {format_number(limit)}"
+    """Show a ratio with its limit; without a limit, if the values are equal, as they must be."""
+    if not limit:
+        return "not equal" if ratio else "equal"
+    if not math.isfinite(ratio):
+        return f"{describe_ratio(ratio)} / {format_number(limit)}x"
     shown, shown_limit = format_against(ratio, limit)
     return f"{shown}x / {shown_limit}x"
 
@@ -348,4 +358,4 @@ def describe_counts(outcomes: list[Outcome]) -> str:
 
 def describe_pooling(width: int) -> str:
     """Explain a picture in which one place shows several tokens."""
-    return f"One place is the worst of up to {width} adjacent tokens."
+    return f"Each cell shows the worst of up to {width} adjacent tokens."

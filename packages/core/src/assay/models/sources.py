@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -55,7 +56,17 @@ def resolve_model(reference: str) -> ModelSource:
         )
     if len(folder.parts) > 1 and folder.parent.is_dir():
         raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
+    if "/" not in reference and (near := _find_near_folder(reference)):
+        raise UsageError(
+            f"there is no folder {reference}; did you mean {near}? A model of the hub is OWNER/NAME"
+        )
     return ModelSource(reference, "hub")
+
+
+def _find_near_folder(name: str) -> str:
+    """Find a folder of a model here that a misspelled name may mean; "" without one."""
+    known = [file.parent.name for file in Path().glob("*/config.json")]
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.75)), "")
 
 
 def _is_folder(path: Path) -> bool:

@@ -18,6 +18,7 @@ from assay.judge.explain import (
 )
 from assay.judge.wording import (
     LEVEL_QUESTIONS,
+    TIE_WITH_OTHER_LOGITS,
     describe_error,
     describe_judged,
     describe_location,
@@ -75,10 +76,19 @@ class LadderRung:
             "level": one_line(self.name),
             "verdict": level.verdict.value if level.verdict else "not run",
             "compared": f"{level.compared:,}" if level.compared else "",
-            "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
+            "ratio / limit": ""
+            if row is None or self.is_tie
+            else describe_judged(row.ratio, row.limit or 0.0),
             "resolution": format_number(self.coarsest.resolution) if self.coarsest else "",
-            "worst": self.reason or self.error,
+            "worst": self.reason or (TIE_WITH_OTHER_LOGITS if self.is_tie else self.error),
         }
+
+    @property
+    def is_tie(self) -> bool:
+        """Return True if tokens failed within the limit of a near tie, because the logits differ."""
+        row = self.worst
+        is_failed = self.name == "tokens" and self.level.verdict is Outcome.FAIL
+        return is_failed and row is not None and row.ratio <= (row.limit or 0.0)
 
     @property
     def reason(self) -> str:

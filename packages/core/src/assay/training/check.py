@@ -82,7 +82,7 @@ FEWEST_STEPS = 2
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     load_training_limits(check.limits)
-    with progress.step("looks for the devices"):
+    with progress.step("looking for devices"):
         check_consistency(check)
     golden = folder / GOLDEN_FOLDER
     check = with_user_code(check, folder, progress)
@@ -144,7 +144,7 @@ def record_report(
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
     """Run the candidate against a recorded golden, judge, and write both files."""
     reports = ask_candidate(CANDIDATE, "candidate", check, golden, folder, progress)
-    with progress.step("judges"):
+    with progress.step("judging"):
         verdict, measurements = _judge(check, golden, folder, reports)
     return write_results(verdict, measurements, folder, check.command)
 

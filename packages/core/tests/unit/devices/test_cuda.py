@@ -163,7 +163,7 @@ def test_gpu_that_is_not_there_is_absent_and_a_word_is_unknown(
     with pytest.raises(MachineError) as absent:
         CudaDevice("1")
     assert str(absent.value) == (
-        "device 'cuda:1' is absent; missing: there are 1. This machine has: cuda:0"
+        "device 'cuda:1' is absent; missing: there are 1. On this machine: cuda:0"
     )
     with pytest.raises(UsageError, match="unknown device 'cuda:fp8'; there is: cuda, cuda:0"):
         CudaDevice("fp8")

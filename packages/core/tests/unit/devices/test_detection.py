@@ -168,7 +168,7 @@ def test_require_run_prints_nothing_for_a_run_that_can_be_opened(
         (
             "acme:7/float32",
             MachineError,
-            "device 'acme:7' is absent; missing: there are 2. This machine has: acme:0, acme:1",
+            "device 'acme:7' is absent; missing: there are 2. On this machine: acme:0, acme:1",
         ),
     ],
 )

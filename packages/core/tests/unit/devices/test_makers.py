@@ -285,7 +285,7 @@ def test_suite_fails_where_the_device_is_absent(
     result.assert_outcomes(errors=7)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        ["device 'npu' is absent; missing: the Python package torch_npu. This machine has: *"]
+        ["device 'npu' is absent; missing: the Python package torch_npu. On this machine: *"]
     )
 
 

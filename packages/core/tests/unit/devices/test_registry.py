@@ -60,7 +60,7 @@ def test_device_whose_package_is_not_installed_is_absent_and_says_so() -> None:
     assert isinstance(raised.value, MachineError)
     assert str(raised.value) == (
         "device 'npu:1' is absent; missing: the Python package torch_npu."
-        " This machine has: cpu, sim, and what `assay devices` lists"
+        " On this machine: cpu, sim (`assay devices` shows all)"
     )
 
 
@@ -79,7 +79,7 @@ class Absent:
     with pytest.raises(MachineError) as raised:
         open_device("acme")
     assert str(raised.value) == (
-        "device 'acme' is absent; missing: a rocket; or a pad. This machine has: cpu, sim, and what `assay devices` lists"
+        "device 'acme' is absent; missing: a rocket; or a pad. On this machine: cpu, sim (`assay devices` shows all)"
     )
 
 
@@ -90,7 +90,7 @@ def test_absent_index_is_a_machine_error(
     with pytest.raises(MachineError) as raised:
         open_device("acme:7")
     assert str(raised.value) == (
-        "device 'acme:7' is absent; missing: there are 2. This machine has: acme:0, acme:1"
+        "device 'acme:7' is absent; missing: there are 2. On this machine: acme:0, acme:1"
     )
 
 

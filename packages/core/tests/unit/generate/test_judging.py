@@ -120,8 +120,8 @@ def test_pass_with_a_near_tie_has_a_note_and_no_diagnosis() -> None:
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.PASS, None)
     (note,) = verdict.notes
     assert note == (
-        "near-tie: 1 text with another token than the reference's, where the gap between the two is within"
-        " the noise"
+        "near-tie: 1 text chose a token whose score differs from the reference's choice by less than the"
+        " noise"
     )
 
 

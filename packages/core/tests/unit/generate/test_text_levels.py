@@ -239,7 +239,7 @@ def test_near_tie_passes_and_is_reported(make_evidence: MakeEvidence) -> None:
 
     assert (result.level.verdict, result.first_bad) == (Outcome.PASS, None)
     assert result.level.model_extra == {"equal": 5, "near_ties": 1}
-    assert result.notes[0].startswith("near-tie: 1 text with another token")
+    assert result.notes[0].startswith("near-tie: 1 text chose a token")
 
     result = judge_tokens_level(evidence, logits_agree=False)
 

@@ -166,9 +166,9 @@ def test_values_of_the_worst_element_are_distinguished() -> None:
 
 
 def test_a_ratio_of_what_must_be_exact_has_no_noise_unit() -> None:
-    assert describe_judged(math.inf, 0.0) == "inf / 0"
-    assert describe_judged(0.0, 0.0) == "0 / 0"
-    assert describe_judged(math.nan, 3.0) == "nan / 3.0"
+    assert describe_judged(math.inf, 0.0) == "not equal"
+    assert describe_judged(0.0, 0.0) == "equal"
+    assert describe_judged(math.nan, 3.0) == "nan / 3.0x"
     assert describe_judged(14.62, 3.0) == "14.6x / 3.0x"
 
 
@@ -336,8 +336,8 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
         "  not run: sampler: greedy decoding has no sampler\n"
         "  worst at model.layers.3.mlp.down_proj: relative error 3.67e-3 = 1.31x the bfloat16 "
         "noise of the same module (limit 3.0x, calibrated on 312 runs)\n"
-        "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): a smaller relative error may"
-        " not have been seen"
+        "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): an error of any form above"
+        " it is seen; systematic errors are seen far below"
     )
 
 
@@ -346,7 +346,7 @@ def test_a_pass_without_a_resolution_admits_it() -> None:
     assert message(verdict) == (
         "The candidate agrees with the reference.\n"
         "  compared 1 tensor pair\n"
-        "  the resolution is unknown: a small error may not have been seen"
+        "  the resolution is unknown: a small error may be unseen"
     )
 
 
@@ -390,7 +390,7 @@ def test_what_was_not_memorized_is_reported_by_its_reason_and_the_target() -> No
         "The candidate does not memorize the sequences that the reference memorizes.\n"
         "  its loss is 4\n"
         "  loss of the last steps 4.0 = 8.0x the target of 0.5\n"
-        "  diagnosis optimizer-update: equal gradients, another update\n"
+        "  diagnosis optimizer-update: the gradients are equal, and the update differs\n"
         "Next: assay explain optimizer-update"
     )
 
@@ -522,7 +522,8 @@ def test_each_level_has_its_own_coarsest_row() -> None:
         measured_at("b", actual=0.02, expected=0.02, ratio=1.0),
         measured_at("c", expected=9.0, statistic="replay-slope"),  # sees one form of error only
         measured_at("d", expected=9.0, limit=None),
-        measured_at("e", level="updates", actual=0.5, expected=0.5, ratio=1.0),
+        measured_at("e", level="updates", actual=0.2, expected=0.2, ratio=1.0),
+        measured_at("f", level="updates", actual=0.5, expected=0.5, ratio=1.0),  # a zero would pass
         measured_at("e", level="updates", expected=9.0, statistic="replay-row"),
     ]
     verdict = Verdict(verdict=Outcome.PASS, resolution=0.06, compared=1)
@@ -533,8 +534,8 @@ def test_each_level_has_its_own_coarsest_row() -> None:
         "updates": "e",
     }
     assert describe_resolution(verdict, found) == (
-        "resolution 6e-2 (modules, at b), updates 1.5: a smaller relative error may not have been"
-        " seen"
+        "resolution 6e-2 (modules, at b), updates 0.6: an error of any form above it is seen;"
+        " systematic errors are seen far below"
     )
 
 
@@ -553,5 +554,5 @@ def test_a_failure_quotes_the_resolution_of_its_own_place() -> None:
     verdict = failed_at("b", 5.0).model_copy(update={"resolution": 0.03})
 
     assert describe_resolution(verdict, find_deciding_rows(verdict, rows)) == (
-        "resolution 3e-2 (modules, at b): a smaller relative error may not have been seen"
+        "resolution 3e-2 (modules, at b): an error of any form above it is seen; systematic errors are seen far below"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.files import UnreadableFileError, seal
-from assay.report.run_report import Report, read_report
+from assay.report.run_report import LadderRung, Report, read_report
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
@@ -182,3 +182,15 @@ def test_nested_facts_become_dotted_names() -> None:
     assert Report(Path("run"), verdict).facts == {
         "Environment": [("torch", "2.13"), ("cpu.name", "x"), ("cpu.flags", "a, b")]
     }
+
+
+def test_tokens_that_fail_within_the_limit_of_a_tie_say_what_decided() -> None:
+    row = Measurement(
+        level="tokens", module="", port="tokens", statistic="first-difference", actual=1.0,
+        expected=0.4, ratio=2.5, limit=4.0,
+    )  # fmt: skip
+    rung = LadderRung("tokens", Level(verdict=Outcome.FAIL, compared=3), row)
+    assert rung.cells["ratio / limit"] == ""
+    assert rung.cells["worst"] == "another token at a near tie; the logits differ, which decides"
+    passed = LadderRung("tokens", Level(verdict=Outcome.PASS, compared=3), row)
+    assert passed.cells["ratio / limit"] == "2.5x / 4.0x"

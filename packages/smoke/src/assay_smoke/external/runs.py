@@ -297,7 +297,7 @@ class Cycle:
                 last = found[max(found)] / self.library.checkpoints.model
                 start = load_tensors(self.launch.model, stored_dtype(str(last), "refuse"))
                 self.start = saved_of(0, start)
-        with self.progress.task("reads checkpoints", len(found)) as task:
+        with self.progress.task("reading checkpoints", len(found)) as task:
             for saved in read_history(self.launch, found, start):
                 self.saved[saved.step] = saved
                 task.advance()

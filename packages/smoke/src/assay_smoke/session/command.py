@@ -299,7 +299,7 @@ def run_session(
     begun = time.monotonic()
     try:
         with open_progress() as progress:
-            with progress.step("compiles extensions of trainers"):
+            with progress.step("compiling extensions of trainers"):
                 for case in cases:
                     prepare(case, options.trainer, folder, progress)
             for result in run_items(items, _devices(options.device), folder, progress):

@@ -48,7 +48,7 @@ from assay.judge.levels import (
     passed,
     pool_resolutions,
 )
-from assay.judge.wording import describe_location, describe_port, describe_unseen, format_count
+from assay.judge.wording import describe_location, describe_port, describe_seen, format_count
 from assay.verdicts import Location, Outcome, Suspect, Verdict
 
 # Coarser dtypes than float32 need a noise dump to see errors near their rounding.
@@ -105,7 +105,10 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
         headline=_headline(found, cause.location, quantized)
         if is_failure
         else wording.headline_of_agreement(
-            measured.compared, unmatched, norms=len(measured.norm_errors)
+            measured.compared,
+            unmatched,
+            len(measured.norm_errors),
+            describe_seen([*list_measurements(found.judged, "accumulated")]),
         ),
         **_numbers(found),
     )
@@ -484,15 +487,14 @@ def _describe_unjudged(quantized: Sequence[QuantizedLayer], num_sign_flips: int)
 
 
 def _notes_on_noise(found: Findings) -> list[str]:
-    """State the origin of the noise, and the smallest visible error."""
+    """State the origin of the noise; the headline of a PASS or the resolution of a FAIL says what it hides."""
     rows = [*list_measurements(found.judged, "accumulated")]
     if not rows:
         return []
     dumps = found.dumps
     is_coarse = dumps.noise is None and dumps.pairing.unit_roundoff > _FINE_UNIT
-    advice = "; --noise DUMP shows smaller ones" if is_coarse else ""
-    text = f"judged by {dumps.noise_origin}: {describe_unseen(rows)}{advice}"
-    notes, noise = [text], dumps.noise
+    advice = "; with --noise DUMP, smaller errors are seen" if is_coarse else ""
+    notes, noise = [f"judged by {dumps.noise_origin}{advice}"], dumps.noise
     lacking = [str(port) for port in dumps.ports if noise is not None and not noise.of(port)]
     if lacking:
         notes.append(

@@ -83,7 +83,9 @@ class Pass:
         batch = f"batch {self.batch}, " if self.batch else ""
         if self.rows is None:
             return f"{batch}step {self.step}"
-        return f"{batch}step {self.step} ({self.rows.length} tokens of {self.rows.num_rows} rows)"
+        tokens, rows = self.rows.length, self.rows.num_rows
+        held = f"{tokens} token{'s' if tokens > 1 else ''}"
+        return f"{batch}step {self.step} ({held}{f' in each of {rows} rows' if rows > 1 else ''})"
 
 
 @dataclass(frozen=True)

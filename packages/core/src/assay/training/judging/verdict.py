@@ -29,6 +29,7 @@ from assay.judge.replays import (
     rank_stages,
 )
 from assay.sites import Phase
+from assay.statistics import GENERAL
 from assay.training.judging.diagnosis import (
     diagnose_free_run,
     diagnose_replay,
@@ -138,6 +139,7 @@ def _judge(
     results |= {"replicas": replicas, "checkpoint": checkpoint}
     results["loss"] = results["loss"].with_rows(rows_of_free_run(evidence), loss_notes)
     results["updates"].notes += notes_on_rounding(evidence)
+    results["updates"].notes += _notes_on_hidden_updates(groups["stage-optimizer"].judged)
     results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):
@@ -170,6 +172,29 @@ def _judge(
         **_decide_numbers(decision, all_judged, load),
     )
     return verdict, rows_of(results)
+
+
+def _notes_on_hidden_updates(judged: Sequence[Judged]) -> list[str]:
+    """Note the parameters whose update is as small as the rounding of their dtype."""
+    alone = [
+        item
+        for item in judged
+        if item.port.port.startswith(UPDATE_PREFIX) and item.statistic == GENERAL[0] and item.limit
+    ]
+    hidden = [item for item in alone if item.resolution >= 1]
+    still = [parameter_of(item) for item in hidden if item.expected >= 1]
+    notes = []
+    if others := [parameter_of(item) for item in hidden if item.expected < 1]:
+        notes.append(
+            f"rounding hides errors in the updates of {len(others)} of {len(alone)} parameters: they were"
+            f" checked only for systematic errors: {name_some(others)}"
+        )
+    if still:
+        notes.append(
+            f"the updates of {len(still)} of {len(alone)} parameters were not checked: in"
+            f" {hidden[0].port.dtype}, these weights do not move: {name_some(still)}"
+        )
+    return notes
 
 
 def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:

@@ -139,18 +139,18 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
     wide = wide_dtype(options.model, device)
     choose_threads(count_parameters(options.model))
     progress.number_phases(5)
-    with progress.step(f"loads {options.model} in {wide}"):
+    with progress.step(f"loading {options.model} in {wide}"):
         side = TrustedSide(request, device, wide)
     yardstick, model = side.trainer, side.trainer.model
     facts, initial = side.begin()
     drawn = torch.get_rng_state()
-    with progress.task("overfits", options.steps, "steps"):
+    with progress.task("overfitting", options.steps, "steps"):
         curve = LossCurve.of(side.train_freely([batch] * options.steps, initial))
     draws = not torch.equal(drawn, torch.get_rng_state())
     watch = UsageWatch(NullHandler())
     watch.add_parameters_of(model)
     with (
-        progress.step("measures what it has memorized"),
+        progress.step("measuring what it has memorized"),
         ModuleTracer(watch).attached(model),
         watch.reading(),
     ):
@@ -158,11 +158,11 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
             model, [yardstick.on_device(micro_batch) for micro_batch in batch]
         )
     yardstick.teardown()
-    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
+    with progress.step(f"noise run: loading {options.model} in {request.dtype}"):
         noise = TrustedSide(request, device, None)
     inject_state(noise.trainer, initial, device.torch_device)
     before = collect_state(noise.trainer, device.torch_device)["model"]
-    with progress.task("noise run: overfits", options.steps, "steps"):
+    with progress.task("noise run: overfitting", options.steps, "steps"):
         noise_curve = LossCurve.of(noise.train_freely([batch] * options.steps, initial))
     after = collect_state(noise.trainer, device.torch_device)["model"]
     shares = {name: _share_changed(before[name], after[name]) for name in before}
@@ -190,7 +190,7 @@ def overfit_candidate(
     device, run = side.device, side.run
     batch = plan_sequences(options)
     progress.number_phases(2)
-    with progress.step(f"loads {options.model} on {run}"):
+    with progress.step(f"loading {options.model} on {run}"):
         opened = side.open()
     trainer = opened.trainer
     keep_no_cache(trainer.model)
@@ -198,7 +198,10 @@ def overfit_candidate(
     start = _start(trainer, initial, device.torch_device)
     different = differing_parameters(initial, trainer.model)
     steps: list[StepReport] = []
-    with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
+    with (
+        comparable(run.dtype, device),
+        progress.task("overfitting", options.steps, "steps") as task,
+    ):
         for _ in range(options.steps):
             with opened.errors_in("step"):
                 steps.append(trainer.step(batch))
@@ -228,7 +231,7 @@ def measure_trained(request: TrainCheck, progress: Progress) -> Memorization:
     """
     device = open_run(parse_run(request.reference))
     choose_threads(count_parameters(request.options.model))
-    with progress.step("measures what the candidate has memorized"):
+    with progress.step("measuring what the candidate has memorized"):
         trainer = TrustedSide(request, device, wide_dtype(request.options.model, device)).trainer
         missing = load_weights(trainer.model, read_trained(request.folder))
         if missing:

@@ -260,10 +260,10 @@ class _Candidate(CandidateSide):
         """Inspect what is loaded, train freely, and replay every step."""
         # And one more phase where the trainer scales its loss.
         self._progress.number_phases(3)
-        with self._progress.step("compares what is loaded with the files"):
+        with self._progress.step("comparing what is loaded with the files"):
             load = self._inspect_load()
         num_graphs = count_compiled_graphs()
-        with self._progress.task(f"trains freely on {self.run}", self.num_free_steps, "steps"):
+        with self._progress.task(f"training freely on {self.run}", self.num_free_steps, "steps"):
             first = self.open()
             begin = self.begin(first)
             dtype = getattr(torch, self.run.dtype)
@@ -282,7 +282,7 @@ class _Candidate(CandidateSide):
         folder = (
             self._request.folder if rank is None else rank_folder(self._request.folder, rank.number)
         )
-        with self._progress.task("measures every stage", len(self.batches), "steps"):
+        with self._progress.task("measuring every stage", len(self.batches), "steps"):
             opened, steps = self._replay(begin.own, folder)
         trainer, found = opened.trainer, steps.found
         unit = float_format(self.run.dtype).unit_roundoff

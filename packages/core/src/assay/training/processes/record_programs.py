@@ -38,7 +38,7 @@ def record_programs(
     """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
     check, wanted = request.check, request.wanted.of_rank(rank)
     record = _record_reference if wanted.sites else partial(_record_candidate, rank=rank)
-    with progress.step("records the operations"):
+    with progress.step("recording the operations"):
         return record(check, wanted)
 
 

@@ -391,22 +391,22 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
     require_resources(request, batches, device, wide, progress)
     progress.number_phases(5)
     num_steps = len(batches)
-    with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
+    with progress.step(f"loading {options.model} in {wide}, for {request.dtype}"):
         yardstick = TrustedSide(request, device, wide)
         facts, initial = yardstick.begin()
         choose_threads(facts["num_parameters"])
     drawn = torch.get_rng_state()
-    with progress.task("trains, and records every stage", num_steps, "steps"):
+    with progress.task("training, and recording every stage", num_steps, "steps"):
         recorded, usage, untouched = yardstick.record(batches, initial, folder)
     draws = not torch.equal(drawn, torch.get_rng_state())
     max_grad_norm = yardstick.trainer.plan.max_grad_norm
     yardstick.trainer.teardown()  # four wide numbers for each weight
-    with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
+    with progress.step(f"noise run: loading {options.model} in {request.dtype}"):
         noise = TrustedSide(request, device, None)
-    with progress.task("noise run: trains freely", num_steps, "steps"):
+    with progress.task("noise run: training freely", num_steps, "steps"):
         free = noise.train_freely(batches, initial)
         trajectory = trajectory_of(noise.trainer.model, read_golden_state(folder, len(batches)))
-    with progress.task("noise run: measures every stage", num_steps, "steps"):
+    with progress.task("noise run: measuring every stage", num_steps, "steps"):
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
@@ -431,11 +431,14 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
 
 
 def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
-    """Note that all gradient norms are on one side of the limit, so that the other is not tried."""
+    """Note that all gradient norms are on one side of the limit, so that the other is not checked."""
     if min(norms) <= max_norm < max(norms):
         return []
-    side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
-    return [f"gradient norms are {side} {max_norm:g} in all steps: clipping {other} is not tried"]
+    if min(norms) > max_norm:
+        return [
+            f"every step was clipped (gradient norms above {max_norm:g}): steps without clipping were not checked"
+        ]
+    return [f"no step was clipped (gradient norms below {max_norm:g}): clipping was not checked"]
 
 
 # Results stored for each trained weight and step: its update and moments. On the host they are computed again

@@ -51,7 +51,7 @@ def find_wrong_values(
     """
     check, phase = request
     side = CandidateSide(check, rank)
-    with progress.step("compares its state"):
+    with progress.step("comparing its state"):
         if phase == "checkpoint":
             with comparable(side.run.dtype, side.device):
                 return list(_Checkpoint(side, check).compare())

@@ -180,7 +180,7 @@ def test_tokens_that_do_not_fit_are_pooled_by_their_worst(monkeypatch: pytest.Mo
         ["prompt 0, token 2", "candidate: 0.2"],
         ["prompt 1, token 0", "candidate: 0.3"],
     ]
-    assert chart.statements == ["One place is the worst of up to 2 adjacent tokens."]
+    assert chart.statements == ["Each cell shows the worst of up to 2 adjacent tokens."]
 
 
 def test_without_measurements_there_are_no_curves() -> None:
@@ -428,7 +428,7 @@ def test_adjacent_tokens_are_pooled_by_their_worst_and_it_is_stated() -> None:
         "prompt 0, tokens 2 to 3",
         "prompt 0, token 4",
     ]
-    assert found.statements == ["One place is the worst of up to 2 adjacent tokens."]
+    assert found.statements == ["Each cell shows the worst of up to 2 adjacent tokens."]
 
 
 def test_modules_with_the_lowest_ratios_are_left_out_and_it_is_stated(

@@ -125,7 +125,7 @@ def compile_ahead(folder: Path, progress: Progress) -> None:
 
 def compile_alone(_: None, progress: Progress) -> None:
     """Compile the extension in this process."""
-    with progress.step("compiles DeepSpeed's CPU Adam"), deepspeed_process("cpu"):
+    with progress.step("compiling DeepSpeed's CPU Adam"), deepspeed_process("cpu"):
         load_extension()
 
 
