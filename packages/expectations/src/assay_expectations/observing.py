@@ -637,7 +637,7 @@ def observe_references(request: ReferenceRequest, progress: Progress) -> list[Re
     """Run what explains observations over a limit, in a process that no setup function has patched."""
     run = parse_run(request.run)
     found = []
-    with progress.task("runs the references", len(request.sketches), "expectations") as task:
+    with progress.task("running the references", len(request.sketches), "expectations") as task:
         for file, sketches in request.sketches.items():
             expectation = read_expectation(Path(file))
             model = request.model or find_model(expectation.model, Path(file))

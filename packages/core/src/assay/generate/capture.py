@@ -274,7 +274,7 @@ class _Capture:
                 errors = accumulated_errors(side, self.plan.batches[0], StepwiseTrace.open(trace))
                 self.writer.attach_json("noise-drift", errors)
             with self.progress.task("noise run: measuring every module", self.num_tokens, "tokens"):
-                with subtask("finds modules that only round"):
+                with subtask("finding modules that only round"):
                     pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
@@ -306,7 +306,7 @@ class _Capture:
                 for name in self.outputs:
                     self._attach(NOISE_PREFIX + name, work, outputs[name])
                 repeated.offer(number, outputs)
-        with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
+        with self.progress.task("noise run: running again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 
     def _attach(self, name: str, work: Work, tensor: Tensor) -> None:
