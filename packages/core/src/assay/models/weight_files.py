@@ -183,7 +183,7 @@ def holds_float64(tensors: list[HeaderEntry]) -> bool:
 def stored_weights(tensors: list[HeaderEntry]) -> dict[str, StoredWeight]:
     """Hash the values of every tensor."""
     found: dict[str, StoredWeight] = {}
-    with subtask("hashes its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
+    with subtask("hashing its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
         for file in sorted({tensor.file for tensor in tensors}):
             with (
                 file.open("rb") as stream,

@@ -526,7 +526,7 @@ def _map_numbered(
 ) -> dict[int, T]:
     results: dict[int, T] = {}
     sizes = {number: _count_bytes(chunks[number]) for number in numbers}
-    with subtask("compares", sum(sizes.values()), "bytes") as task:
+    with subtask("comparing", sum(sizes.values()), "bytes") as task:
         for place, result in map_forked(function, [chunks[number] for number in numbers]):
             results[numbers[place]] = result
             task.advance(sizes[numbers[place]])

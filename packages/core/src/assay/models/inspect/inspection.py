@@ -60,7 +60,7 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
         report = inspection.report
         report.generation, report.notes = check_generation_config(folder, loaded.model)
         report.notes += describe_stale_copies(folder)
-        with subtask("loads it once more without the files"):
+        with subtask("loading it once more without the files"):
             _inspect_second_load(inspection, loaded, folder, remote_code)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)

@@ -139,15 +139,15 @@ def run_freely(
     if first is not None:
         with _masks_noted(opened, run.masks):
             run.steps = _train(opened, batches[: resume_at - 1], run, drawn)
-        with subtask("saves a checkpoint"):
+        with subtask("saving a checkpoint"):
             _save(opened, first, run)
     with _masks_noted(opened, run.masks):
         run.steps += _train(opened, batches[len(run.steps) : resume_at], run, drawn)
-    with subtask("saves a checkpoint"):
+    with subtask("saving a checkpoint"):
         saved = _save(opened, folder, run)
     if run.problem is None:
         try:
-            with subtask("reads the model of the checkpoint"):
+            with subtask("reading the model of the checkpoint"):
                 _read_back(opened, folder / MODEL_FOLDER, request, run)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
@@ -165,7 +165,7 @@ def run_freely(
     torch.manual_seed(request.options.seed + 1)
     random.seed(request.options.seed + 1)
     try:
-        with resumed.errors_in("load"), subtask("loads the checkpoint"):
+        with resumed.errors_in("load"), subtask("loading the checkpoint"):
             resumed.trainer.load(folder)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         run.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
