@@ -49,7 +49,7 @@ def read_machine(option: str) -> NewMachine:
     found = _MACHINE.fullmatch(option)
     if found is None:
         raise UsageError(
-            f"--machine {option}: write {MACHINE_FORM}, such as nvidia=my-h100@cuda/bfloat16, with the labels"
+            f"--machine {option}: write {MACHINE_FORM}, with the labels"
             " of the runner on GitHub; a name has small letters, digits and dashes"
         )
     parse_known_run(found["run"])

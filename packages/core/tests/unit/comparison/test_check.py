@@ -143,7 +143,7 @@ def test_a_run_that_was_cut_off_is_not_compared(golden: Path, tmp_path: Path) ->
         network(torch.tensor([[9]]))
     verdict = judge(golden, mine, tmp_path / "out")
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert "tokens of step 2 (1 token)" in verdict.unmatched.expected
+    assert "tokens of step 2 (rows x tokens: 1 x 1)" in verdict.unmatched.expected
 
 
 def test_what_a_glob_allows_may_be_missing(golden: Path, tmp_path: Path) -> None:

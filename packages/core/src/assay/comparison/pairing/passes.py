@@ -83,9 +83,7 @@ class Pass:
         batch = f"batch {self.batch}, " if self.batch else ""
         if self.rows is None:
             return f"{batch}step {self.step}"
-        tokens, rows = self.rows.length, self.rows.num_rows
-        held = f"{tokens} token{'s' if tokens > 1 else ''}"
-        return f"{batch}step {self.step} ({held}{f' in each of {rows} rows' if rows > 1 else ''})"
+        return f"{batch}step {self.step} (rows x tokens: {self.rows.num_rows} x {self.rows.length})"
 
 
 @dataclass(frozen=True)

@@ -401,36 +401,28 @@ class Signature:
         return 2 * len({item.port.stage.module for item in self.group.failed}) > len(modules)
 
     def form_of_updates(self) -> str | None:
-        """Name the state that differs first, or the factor that most updates have in common, and hidden clipping.
-
-        Most, not all: in 16 bits small updates round to few values.
-        """
-        steps = [
-            (first_bad_step(item, self.evidence.rows), item.port.port.partition(".")[0])
-            for item in self.group.failed
-        ]
-        first = {name for step, name in steps if step == min(steps)[0]}
-        is_of_state = bool(first) and UPDATE_PREFIX.rstrip(".") not in first
-        name = min(first) if is_of_state else UPDATE_PREFIX.rstrip(".")
+        """Name the state that differs first, or else the factor of most updates, and hidden clipping."""
+        state = self._first_state()
+        words = [f"the optimizer's state {state} differs first, the updates follow"] * bool(state)
         slopes = [
             1 + port.sums.slope
             for port in self.group.ports
-            if port.port.startswith(f"{name}.") and port.sums.ee > 0
+            if port.port.startswith(UPDATE_PREFIX) and port.sums.ee > 0
         ]
         factor = median(slopes) if slopes else 1.0
         is_common = 2 * sum(abs(one - factor) <= _ALIKE for one in slopes) > len(slopes)
-        words, common = [], describe_factor(factor)
-        is_scaled = is_common and abs(factor - 1) > LEAST_PART
-        if is_of_state:
-            scale = f"; it is {common} the reference's for most parameters" if is_scaled else ""
-            words.append(
-                f"the optimizer's state {name} differs first, and the updates follow{scale}"
-            )
-        elif is_scaled:
-            words.append(f"most updates are {common} the reference's")
+        if is_common and abs(factor - 1) > LEAST_PART and not state:
+            words.append(f"most updates are {describe_factor(factor)} the reference's")
         if "clip" in self.evidence.report.traits.invisible_phases:
             words.append("clip is not visible: the error is made there, or here")
         return "; ".join(words) or None
+
+    def _first_state(self) -> str:
+        """Name the state of the optimizer that fails in an earlier step than any update; "" without one."""
+        failed = self.group.failed
+        steps = [(first_bad_step(one, self.evidence.rows), one.port.port) for one in failed]
+        first = {port.partition(".")[0] for step, port in steps if step == min(steps)[0]}
+        return "" if UPDATE_PREFIX.rstrip(".") in first else min(first, default="")
 
 
 def stands_still(item: Judged) -> bool:
