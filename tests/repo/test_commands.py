@@ -56,7 +56,22 @@ def unknown_sessions(command: list[str], sessions: Iterable[str]) -> list[str]:
 def test_documents_use_known_programs_only(documented: list[list[str]]) -> None:
     programs = {command[0] for command in documented}
     assert (
-        programs - {"pip", "nox", "assay", "git", "cd", "torchrun", "srun", "gh", "export"} == set()
+        programs
+        - {
+            "pip",
+            "nox",
+            "assay",
+            "git",
+            "cd",
+            "torchrun",
+            "srun",
+            "sbatch",
+            "gh",
+            "export",
+            "python3",
+            ".",
+        }
+        == set()
     )
 
 
