@@ -11,13 +11,16 @@ from assay_smoke.machine import describe, find_in_group
 
 
 def test_process_is_described_by_its_command_until_it_ends() -> None:
-    command = [sys.executable, "-c", "input()", "x" * 100]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as started:
+    # It prints once it runs: until then the system may not know its command.
+    command = [sys.executable, "-c", "input(print(flush=True) or '')", "x" * 100]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as started:  # type: ignore[call-overload]
+        started.stdout.readline()
         process = psutil.Process(started.pid)
         running = describe(process)
         started.communicate(b"\n")
 
-    assert running.startswith(f"process {started.pid} ({sys.executable} -c input()")
+    assert running.startswith(f"process {started.pid} ({sys.executable} -c input(")
     assert running.endswith("x...)")
     assert describe(process) == f"process {started.pid} (ended)"
 

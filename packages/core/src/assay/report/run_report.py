@@ -31,7 +31,9 @@ from assay.sites import Phase
 from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 
 # Fields of a level that are already in the message or in columns of the ladder.
-_SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
+_SHOWN_ELSEWHERE = {
+    "statistic", "noise_ratio", "limit", "limits_origin", "worst_element", "question",
+}  # fmt: skip
 
 # The commands whose failures `assay reproduce` takes.
 _REPRODUCED = (("check", "generate"), ("check", "train"))
@@ -89,6 +91,12 @@ class LadderRung:
         row = self.worst
         is_failed = self.name == "tokens" and self.level.verdict is Outcome.FAIL
         return is_failed and row is not None and row.ratio <= (row.limit or 0.0)
+
+    @property
+    def question(self) -> str:
+        """Return what the level answers. A command may have its own levels of known names."""
+        own = (self.level.model_extra or {}).get("question")
+        return own if isinstance(own, str) else LEVEL_QUESTIONS.get(self.name, "")
 
     @property
     def reason(self) -> str:

@@ -67,6 +67,17 @@ class DataAnswer(Record):
 _DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
 _OTHERWISE: Diagnosis = "inputs-differ"
 
+QUESTIONS: dict[str, str] = {
+    "chat": "Does the template keep all turns, with one BOS and an end for each answer?",
+    "labels": "Do exactly the answers have labels?",
+    "collator": "Is each sample one row, whole, with its labels and masked padding?",
+    "packing": "Does each packed sample train as it does alone?",
+    "sampler": "Is every sample read once in each epoch, and the rest after a resume?",
+    "batch-sampler": "Is every sample read once in each epoch, within the token budget?",
+    "accumulation": "Does a step over micro-batches have the gradient of one big batch?",
+    "workers": "Do workers and epochs draw different random numbers?",
+}
+
 _STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
 
 
@@ -78,6 +89,8 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         levels[name] = (
             _judge_level(checks) if checks else not_run(answer.left_out.get(name, NOT_ASKED_FOR))
         )
+        question = {"question": QUESTIONS[name]}
+        levels[name].level = levels[name].level.model_copy(update=question)
     failed = [name for name in LEVELS if levels[name].level.verdict is Outcome.FAIL]
     notes = [
         f"{check.report.subject}: {note}" for check in answer.checks for note in check.report.notes

@@ -354,7 +354,7 @@ def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
         for name, one in found.items()
         if (one.level.model_extra or {}).get("unchecked")
     ]
-    return unchecked + notes
+    return [*unchecked, *notes, _NOT_JUDGED]
 
 
 # The levels in the order of the verdict. The first that fails provides the cause.
@@ -371,6 +371,23 @@ _LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
     "leftovers": judge_leftovers,
     "memory": judge_memory,
 }
+_QUESTIONS = {
+    "run": "Do all runs end, with the files that they promise?",
+    "loss": "Are all steps logged, with finite losses?",
+    "learning-rate": "Does a resumed run continue the schedule?",
+    "checkpoint": "Does each checkpoint hold the model of its step?",
+    "updates": "Does every parameter that is trained change?",
+    "first-save": "Does a saved model include the last step before it?",
+    "equivalent": "Does another division of the same rows train the same?",
+    "resume": "Does a resumed run continue as the uninterrupted one?",
+    "sigterm": "Does a terminated run leave a checkpoint that can be resumed?",
+    "leftovers": "Does nothing of a run remain on the machine?",
+    "memory": "Does memory stay level?",
+}
+_NOT_JUDGED = (
+    "not judged: what all runs of the command share, such as the loss, masked labels and clipping;"
+    " `assay smoke data` and `assay check train` judge these"
+)
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
 # It makes a run that only matters if no other level fails.
@@ -408,6 +425,8 @@ def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     is_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
     results[_LAST] = not_run("another level failed") if is_failed else _LEVELS[_LAST](cycle)
     found = {name: results[name] for name in _LEVELS}
+    for name, one in found.items():
+        one.level = one.level.model_copy(update={"question": _QUESTIONS[name]})
     first = next((one for one in found.values() if one.level.verdict is Outcome.FAIL), None)
     measurements = rows_of(found)
     # The numbers of a failure are those of its level; a rule without a ratio has none.
