@@ -104,12 +104,9 @@ class Change:
     module: str | None = None
     """The first module with other results; None if unknown."""
     coverage: str = ""
-    """The part of the tokens that both captures share, unless all."""
-
-    @property
-    def is_code(self) -> bool:
-        """Return True if the model's code changed, which no check in one environment shows."""
-        return self.kind != "other" and self.module is not None and not self.config
+    """The part of the tokens that both captures share, unless all. Modules also read the others: none is named."""
+    moves_exact: bool = False
+    """True if the exact outputs moved."""
 
     @property
     def headline(self) -> str:
@@ -158,37 +155,61 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     old, new, coverage = part
     judged = judge_numbers(old, new.captured, dtypes[0], expected.limits)
     kind = "other" if content else _kind_of(judged, expected)
-    answer, module = _explain(expected, actual, exact_change(old, new.yardstick), config, kind)
-    moved = _moved(old, new, judged)
-    grown = list(_grown(expected.layers, actual.layers))
+    size = exact_change(old, new.yardstick)
+    moves_exact = not size <= _exact_rounding(expected, actual)
+    layers = ({}, {}) if coverage else (expected.exact_layers, actual.exact_layers)
+    module, size_there = first_changed(*layers, _exact_rounding(expected, actual))
+    answer = _explain_same(expected, actual, config, kind)
+    if moves_exact:
+        first = (
+            f", first in {module or '(model)'} by {format_number(size_there)}" if size_there else ""
+        )
+        exact = f"the exact outputs move by {format_number(size)}{first}"
+        cause = _cause_of_move(expected, actual, config, content)
+        answer = f"{cause}: {exact}" if cause else exact
     return Change(
-        kind, judged, moved, grown, content, environment, config, answer, module, coverage
+        kind=kind,
+        judged=judged,
+        moved=_moved(old, new, judged),
+        grown=[] if coverage else list(_grown(expected.layers, actual.layers)),
+        content=content,
+        environment=environment,
+        config=config,
+        answer=answer,
+        module=module if moves_exact else None,
+        coverage=coverage,
+        moves_exact=moves_exact,
     )
 
 
-def _explain(
-    expected: Expectation, actual: Expectation, moved: float, config: Sequence[str], kind: Kind
-) -> tuple[str, str | None]:
-    """Return what changed, and the first module with other results."""
-    then, now = expected.provenance, actual.provenance
-    packages = describe_versions(then, now)
-    rounding = max(EXACT_ROUNDING[one.yardstick_dtype] for one in (then, now))
-    if not moved <= rounding:
-        module, size = first_changed(expected.exact_layers, actual.exact_layers, rounding)
-        first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
-        cause = "; ".join(config)
-        if not cause and kind != "other":
-            cause = f"the model's code changed{packages and f' ({packages})'}"
-        exact = f"the exact outputs move by {format_number(moved)}{first}"
-        return f"{cause}: {exact}" if cause else exact, module
-    if config:
-        return f"{'; '.join(config)}: the exact outputs are the same", None
-    if kind == "break":
+def _exact_rounding(expected: Expectation, actual: Expectation) -> float:
+    return max(EXACT_ROUNDING[one.provenance.yardstick_dtype] for one in (expected, actual))
+
+
+def _cause_of_move(
+    expected: Expectation, actual: Expectation, config: Sequence[str], content: Sequence[str]
+) -> str:
+    """Return what moved the exact outputs; "" if only the content that the summary lists differs."""
+    if not content:
+        packages = describe_versions(expected.provenance, actual.provenance)
+        return "; ".join(config) or f"the model's code changed{packages and f' ({packages})'}"
+    if not config:
+        return ""
+    has_other_weights = expected.key.content.weights != actual.key.content.weights
+    return f"{'; '.join(config)}, and the other {'weights' if has_other_weights else 'dtype'}"
+
+
+def _explain_same(
+    expected: Expectation, actual: Expectation, config: Sequence[str], kind: Kind
+) -> str:
+    """Return what changed although the exact outputs are the same; "" for nothing."""
+    packages = describe_versions(expected.provenance, actual.provenance)
+    cause = "; ".join(config)
+    if not cause and kind == "break":
         cause = (
             f"a library rounds differently ({packages})" if packages else "the run is less accurate"
         )
-        return f"{cause}: the exact outputs are the same", None
-    return "", None
+    return f"{cause}: the exact outputs are the same" if cause else ""
 
 
 class Part(NamedTuple):
@@ -412,16 +433,20 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
             yield f"| {escape_markdown(layer.module or '(model)')} | {layer.before:.3g} | {layer.now:.3g} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
+    elif change.coverage:
+        yield "The modules are not compared, because they also read the later tokens."
     elif change.module is None and expected.layers and actual.layers:
         yield "No module has a clearly larger error than before."
     elif change.module is None:
         yield "One of the captures has no errors of modules."
-    yield ""
-    words = ["assay", "check", "generate", actual.model, "--reference", "cpu/float32"]
-    command = shlex.join([*words, "--candidate", actual.provenance.run])
-    if change.is_code:
+    if change.content or (change.config and change.moves_exact):
+        return  # both sides of a check read the files of today
+    reference, run = "cpu/float32", actual.provenance.run
+    words = ["assay", "check", "generate", actual.model, "--reference", reference]
+    command = shlex.join([*words, "--candidate", run])
+    if change.moves_exact or run == reference:
         command = golden_commands(expected)
-    yield f"To find the operation: {markdown_code(command)}."
+    yield from ("", f"To find the operation: {markdown_code(command)}.")
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
@@ -433,7 +458,8 @@ def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
 def _provenance(expected: Expectation, actual: Expectation) -> Iterator[str]:
     for word, one in (("before", expected), ("now", actual)):
         date = one.provenance.process.get("date", "unknown date")
-        approved = one.provenance.approved_by or "nobody"
+        approved = one.provenance.approved_by
+        approval = f"approved by {approved}" if approved else "not approved"
         reason = f": {one.provenance.reason}" if one.provenance.reason else ""
         captures = format_count(len(one.captures), "capture")
-        yield f"{word}: {date}, {captures}, approved by {approved}{reason}"
+        yield f"{word}: {date}, {captures}, {approval}{reason}"

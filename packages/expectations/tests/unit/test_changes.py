@@ -121,12 +121,48 @@ def test_changed_weights_are_compared_without_a_verdict() -> None:
     )
 
 
+def test_changed_files_are_named_together_and_no_check_of_today() -> None:
+    weights = {"a.weight": CONTENT.weights["a.weight"].model_copy(update={"hash": "h2"})}
+    key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"weights": weights}))
+    before = EXPECTED.model_copy(update={"config": {"config.json: rms_norm_eps": 1e-6}})
+    eps = {"config": {"config.json: rms_norm_eps": 1e-5}}
+    code = with_yardstick(MOVED)
+    both = find_change(before, code.model_copy(update=eps | {"key": key}))
+    assert both.answer == (
+        "config.json: rms_norm_eps 1e-06 → 1e-05, and the other weights: the exact outputs move by 0.5"
+    )
+    for update in ({"key": key}, eps, eps | {"key": key}):
+        now = code.model_copy(update=update)
+        assert "To find the operation" not in change_as_markdown(
+            before, now, find_change(before, now)
+        )
+    assert "--golden OLD.golden" in change_as_markdown(EXPECTED, code, find_change(EXPECTED, code))
+
+
+def test_check_against_itself_is_not_advised() -> None:
+    origin = EXPECTED.provenance.model_copy(update={"run": "cpu/float32"})
+    now = captured(NOISE, 5 * NOISE, provenance=origin)
+    text = change_as_markdown(EXPECTED, now, find_change(EXPECTED, now))
+    assert "--golden OLD.golden" in text
+
+
 def test_texts_are_compared_up_to_their_first_different_token() -> None:
-    now = with_yardstick(MOVED, tokens=[[[1, 0]]])
-    change = find_change(EXPECTED, now)
+    layers = {"exact_layers": {"a": [2, 1, 1]}, "layers": {"a": 0.1}}
+    before = EXPECTED.model_copy(update=layers)
+    layers = {"exact_layers": {"a": [2, 1, 2]}, "layers": {"a": 0.9}}
+    now = with_yardstick(MOVED, tokens=[[[1, 0]]]).model_copy(update=layers)
+    verdict, _, change = judge_pair(before, now)
     assert change.kind == "break"
     assert change.coverage == ", over 1 of 2 tokens: later ones follow other texts"
     assert {token.position for token in change.moved} == {0}
+    # Modules read all tokens: other texts explain their other values.
+    assert (verdict.headline, verdict.location) == ("break: over OLD's limits", None)
+    assert change.answer.endswith(": the exact outputs move by 0.5")
+    text = change_as_markdown(before, now, change)
+    assert "The modules are not compared, because they also read the later tokens." in text
+
+    last = with_yardstick(MOVED, tokens=[[[0, 1]]]).model_copy(update=layers)
+    assert find_change(before, last).module == "a"  # nothing reads the last token
 
 
 def test_ids_that_only_one_capture_kept_join_the_rest() -> None:
@@ -192,7 +228,7 @@ Other changes since the older capture:
 
 Provenance:
 
-- before: unknown date, 1 capture, approved by nobody
+- before: unknown date, 1 capture, not approved
 - now: 2026-02-01, 1 capture, approved by Ada: new driver
 """
     )
