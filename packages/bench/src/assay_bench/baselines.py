@@ -10,7 +10,13 @@ from assay.errors import UsageError
 from assay.files import open_file, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome, Record
-from assay_bench.comparing import EvaluationComparison, Terms, compare, differences
+from assay_bench.comparing import (
+    EvaluationComparison,
+    Terms,
+    chosen_metrics,
+    compare,
+    differences,
+)
 from assay_bench.results import UNDERPOWERED, Evaluation, TaskResult, judge_scores
 
 SCHEMA = 1
@@ -73,7 +79,7 @@ def accept(
         the evaluation is worse than the one it replaces, or better by more than the margins, which
         suggests that the training data contains the questions.
     """
-    scores = judge_scores(evaluation)
+    scores = judge_scores(evaluation, chosen_metrics(evaluation, terms.metrics))
     if scores.verdict is not Outcome.PASS:
         problems = [
             f"{name}: {level.reason}" for name, level in scores.levels.items() if level.reason

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay_bench.comparing import Terms
+    from assay_bench.results import Evaluation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +30,14 @@ _Suite = Annotated[
     str,
     Option(
         "Tasks, and margins for a comparison: offline, retrained, core, leaderboard.",
+        "NAME|FILE.toml",
+        group="Tasks",
+    ),
+]
+_JudgingSuite = Annotated[
+    str | None,
+    Option(
+        "Suite whose margins and metrics judge. Default: that of the runs, else offline.",
         "NAME|FILE.toml",
         group="Tasks",
     ),
@@ -207,6 +216,7 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
+    from assay_bench.comparing import chosen_metrics
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.results import judge_scores
     from assay_bench.run_tasks import (
@@ -235,7 +245,9 @@ def run(  # noqa: PLR0913 - one for each option
                 folder=folder.resolve(),
             )
             evaluate(request, progress)
-    write_results(judge_scores(read_evaluation(folder)), [], folder)
+    found = read_evaluation(folder)
+    scores = judge_scores(found, chosen_metrics(found, chosen.terms.metrics))
+    write_results(scores, [], folder)
     finish(folder, as_json=as_json)
 
 
@@ -319,7 +331,7 @@ def compare(  # noqa: PLR0913 - one for each option
     ],
     candidate: Annotated[Path, Option("Same kinds; is judged.", "CANDIDATE")],
     *,
-    suite: _Suite = "offline",
+    suite: _JudgingSuite = None,
     metric: _Metrics = None,
     cluster: Annotated[
         list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
@@ -342,16 +354,18 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
     from assay.runs import RunFolder
-    from assay_bench.comparison_files import compare_folders
+    from assay_bench.comparison_files import read_sides, write_comparison
 
     folder = RunFolder.create("bench compare", output).path
-    terms = _read_terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
+    changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
     metrics: dict[str, tuple[str, ...]] = {}
     for task, name in _parse_pairs("metric", metric or []):
         metrics[task] = (*metrics.get(task, ()), name)
-    terms = terms.model_copy(update={"metrics": terms.metrics | metrics})
     clusters = dict(_parse_pairs("cluster", cluster or []))
-    compare_folders(base, candidate, terms, clusters, folder)
+    was, now = read_sides(base, candidate, clusters)
+    terms, notes = _choose_terms(was, now, suite)
+    changed["metrics"] = terms.metrics | metrics
+    write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
@@ -361,7 +375,7 @@ def accept(
     evaluation: Annotated[Path, Option("Folder of a run, or --output_path of lm-eval.", "RUN")],
     baseline: Annotated[Path, Option("File to write.", "BASELINE.json")],
     *,
-    suite: _Suite = "offline",
+    suite: _JudgingSuite = None,
     name: Annotated[
         str | None, Option("Model name in reports. Default: from the run.", "TEXT", group="Record")
     ] = None,
@@ -382,8 +396,8 @@ def accept(
     from assay_bench.baselines import accept as accept_evaluation
     from assay_bench.lm_eval_files import read_evaluation
 
-    terms = _read_terms(suite, {})
     found = read_evaluation(evaluation)
+    terms, _ = _choose_terms(found, found, suite)
     if name is not None:
         found = replace(found, name=name)
     outcome = "replaced" if baseline.is_file() else "accepted"
@@ -396,16 +410,28 @@ def accept(
 _TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}
 
 
-def _read_terms(suite: str, given: dict[str, float | None]) -> "Terms":
-    """Read the terms of a suite and apply the options."""
-    from assay.errors import UsageError
+def _choose_terms(
+    base: "Evaluation", candidate: "Evaluation", suite: str | None
+) -> tuple["Terms", list[str]]:
+    """Return the terms of the named suite or of the runs, and notes about them."""
+    from assay_bench.comparing import SuiteTerms, choose_terms
     from assay_bench.run_tasks import read_suite
 
-    changed = {_TERMS[name]: value for name, value in given.items() if value is not None}
+    given, default = (
+        SuiteTerms(name=Path(name).name, terms=read_suite(name).terms)
+        for name in (suite or "offline", "offline")
+    )
+    return choose_terms(base, candidate, given if suite else None, default)
+
+
+def _changed_terms(given: dict[str, float | None]) -> dict[str, Any]:
+    """Return the terms that options change."""
+    from assay.errors import UsageError
+
     for option, value in given.items():
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{option} {value:g}: must be finite and greater than 0")
-    return read_suite(suite).terms.model_copy(update=changed)
+    return {_TERMS[name]: value for name, value in given.items() if value is not None}
 
 
 def _parse_pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:

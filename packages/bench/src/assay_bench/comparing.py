@@ -11,13 +11,14 @@ correction, because chances of a false pass do not add up. A pool that passes ex
 Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a margin).
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from assay.errors import UsageError
 from assay.verdicts import Outcome, Record, overall_outcome
@@ -53,6 +54,51 @@ class Terms(Record):
     """Chance of a false FAIL of the whole comparison, and of a false PASS of one measure at its margin."""
     power: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
     """Chance of a PASS for an equally good candidate with the reported number of items."""
+
+
+class SuiteTerms(Record):
+    """The suite of an evaluation."""
+
+    name: str
+    terms: Terms
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "SuiteTerms | None":
+        """Return the suite that the evaluation records. Raises: UsageError if the record is invalid."""
+        kept = evaluation.facts.get("suite")
+        if kept is None:
+            return None
+        try:
+            return cls.model_validate_json(json.dumps(kept))
+        except ValidationError as error:
+            raise UsageError(
+                f"{evaluation.name}: invalid suite: {error.errors()[0]['msg']}"
+            ) from None
+
+
+def choose_terms(
+    base: Evaluation, candidate: Evaluation, given: SuiteTerms | None, default: SuiteTerms
+) -> tuple[Terms, list[str]]:
+    """Return the terms that judge, and a note unless both sides used them.
+
+    given: takes the place of the suites that the sides record.
+    default: judges if neither side records a suite.
+    """
+    sides = {"base": SuiteTerms.of(base), "candidate": SuiteTerms.of(candidate)}
+    known = {side: suite for side, suite in sides.items() if suite is not None}
+    used = given or next(iter(known.values()), default)
+    if (
+        given is None
+        and len(known) == len(sides)
+        and known["base"].terms == known["candidate"].terms
+    ):
+        return used.terms, []
+    recorded = ", ".join(
+        f"the {side} used {suite.name if suite else 'no recorded suite'}"
+        for side, suite in sides.items()
+    )
+    owner = "--suite" if given else f"the {next(iter(known))}'s suite" if known else "suite"
+    return used.terms, [f"judged by {owner} {used.name}: {recorded}"]
 
 
 Pair = tuple[Item, Item]
@@ -221,7 +267,7 @@ class EvaluationComparison:
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
     """Judge a candidate by a base. Raises: UsageError for metrics that the base does not have."""
-    chosen = _chosen_metrics(base, terms.metrics)
+    chosen = chosen_metrics(base, terms.metrics)
     notes = list(_notes(base, candidate, chosen))
     base, candidate = (side.only(chosen) for side in (base, candidate))
     problem = "only the base has this task: the candidate is not compared with it"
@@ -275,8 +321,11 @@ def _notes(
             )
 
 
-def _chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the metrics of each task for which some are chosen: by its name, without its filter, or its groups."""
+def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the metrics of each task for which some are chosen: by its name, without its filter, or its groups.
+
+    Raises: UsageError for a task or metric that the evaluation does not have.
+    """
     chosen: dict[str, list[str]] = {}
     for place, names in metrics.items():
         tasks = [
@@ -286,7 +335,7 @@ def _chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> d
         ]
         if not tasks:
             raise UsageError(
-                f"metric of {place}: the base has no such task, only {', '.join(base.tasks)}"
+                f"metric of {place}: {base.name} has no such task, only {', '.join(base.tasks)}"
             )
         for task in tasks:
             known = base.tasks[task].all_scores()

@@ -1,6 +1,6 @@
 """The files that `assay bench compare` writes: verdict, JSON and Markdown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,25 @@ _MOST_CHARACTERS = 120
 def compare_folders(
     base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
 ) -> EvaluationComparison:
-    """Compare two evaluations and write verdict, JSON and Markdown."""
+    """Compare two folders or baselines and write verdict, JSON and Markdown."""
+    return write_comparison(*read_sides(base, candidate, clusters), terms, folder)
+
+
+def read_sides(
+    base: Path, candidate: Path, clusters: Mapping[str, str]
+) -> tuple[Evaluation, Evaluation]:
+    """Read two folders or baselines, and give them different names."""
     sides = (_read(base, clusters), base), (_read(candidate, clusters), candidate)
     was, now = _named_apart(*sides)
+    return was, now
+
+
+def write_comparison(
+    was: Evaluation, now: Evaluation, terms: Terms, folder: Path, notes: Sequence[str] = ()
+) -> EvaluationComparison:
+    """Compare two evaluations and write verdict, JSON and Markdown, with these notes first."""
     found = compare(was, now, terms)
+    found = replace(found, notes=(*notes, *found.notes))
     write_whole(folder / JSON_FILE, comparison_as_json(found))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     verdict, rows = verdict_of(found)

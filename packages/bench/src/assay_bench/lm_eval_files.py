@@ -32,6 +32,7 @@ from assay.files import (
 )
 from assay.runs.provenance import redact
 from assay.verdicts import Record
+from assay_bench.comparing import SuiteTerms
 from assay_bench.results import (
     LOG_PROBABILITY,
     Evaluation,
@@ -104,9 +105,13 @@ class Manifest(Record):
     """The results_*.json of each task."""
     files: dict[str, str]
     """The digest of each file in the folder."""
+    suite: SuiteTerms | None = None
+    """The suite of the run; None for single tasks."""
 
 
-def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
+def write_manifest(
+    folder: Path, results: Mapping[str, Path], suite: SuiteTerms | None = None
+) -> None:
     """Write the manifest of the results below `folder` and of their sample files."""
     files = [file for result in results.values() for file in (result, *_sample_files(result))]
     write_sealed(
@@ -114,6 +119,7 @@ def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
         Manifest(
             results={task: str(file.relative_to(folder)) for task, file in results.items()},
             files={str(file.relative_to(folder)): file_digest(file) for file in files},
+            suite=suite,
         ),
     )
 
@@ -170,7 +176,10 @@ def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None
     parts = [read_evaluation(_within(folder, file), clusters) for file in manifest.results.values()]
     tasks = {name: task for part in parts for name, task in part.tasks.items()}
     groups = {name: members for part in parts for name, members in part.groups.items()}
-    return replace(parts[0], tasks=tasks, groups=groups)
+    facts = dict(parts[0].facts)
+    if manifest.suite is not None:
+        facts["suite"] = manifest.suite.model_dump(mode="json")
+    return replace(parts[0], tasks=tasks, groups=groups, facts=facts)
 
 
 def _within(folder: Path, name: str) -> Path:

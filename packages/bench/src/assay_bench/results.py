@@ -137,7 +137,8 @@ class TaskResult:
             replace(one, right=right, log_probability=one.log_probability if nats else None)
             for one, right in zip(self.items, rights, strict=True)
         )
-        return replace(self, metric=metric, items=items, scores=scores, unjudged={})
+        chance = self.chance if metric is not None and metric.startswith("acc") else None
+        return replace(self, metric=metric, chance=chance, items=items, scores=scores, unjudged={})
 
     @property
     def nan_calls_in_words(self) -> str:
@@ -186,9 +187,17 @@ SIGNIFICANCE = 0.01
 _ADVANTAGE, _POWER = 0.2, 0.8
 
 
-def judge_scores(evaluation: Evaluation) -> Verdict:
-    """Judge each task. Only `assay bench compare` judges how good a score is."""
-    levels = {name: _level(task) for name, task in evaluation.tasks.items()}
+def judge_scores(
+    evaluation: Evaluation, metrics: Mapping[str, Sequence[str]] | None = None
+) -> Verdict:
+    """Judge each task. Only `assay bench compare` judges how good a score is.
+
+    metrics: those to judge of a task; all of a task that is not named. NaN fails in any.
+    """
+    judged = evaluation.only(metrics or {}).tasks
+    levels = {
+        name: _non_finite(task) or _level(judged[name]) for name, task in evaluation.tasks.items()
+    }
     tasks = evaluation.tasks.values()
     is_finite = all(item.is_finite for task in tasks for item in task.items) and not any(
         task.num_nan_calls for task in tasks
@@ -196,7 +205,7 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
     return conclude(
         levels,
         None if is_finite else Cause("non-finite"),
-        notes=[f"{name}: {score_in_words(task)}" for name, task in evaluation.tasks.items()],
+        notes=[f"{name}: {score_in_words(task)}" for name, task in judged.items()],
         headline=_headline(levels),
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
@@ -230,13 +239,18 @@ def score_in_words(task: TaskResult) -> str:
     return f"{', '.join(parts) or 'no score'}, {len(task.items):,} items"
 
 
-def _level(task: TaskResult) -> LevelResult:
+def _non_finite(task: TaskResult) -> LevelResult | None:
     num_items = len(task.items)
     if wrong := sum(not item.is_finite for item in task.items):
         reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
         return failed(num_items, reason)
     if task.num_nan_calls:
         return failed(num_items, task.nan_calls_in_words)
+    return None
+
+
+def _level(task: TaskResult) -> LevelResult:
+    num_items = len(task.items)
     if task.accuracy == 0 and task.log_probability is None:
         reason = f"no answer is right, which shows nothing: {score_in_words(task)}"
         return not_run(reason)

@@ -40,7 +40,7 @@ from assay.runs.provenance import redact
 from assay.runs.results import VERDICT_FILE
 from assay.verdicts import Record
 from assay.watchdog import temporary_folder
-from assay_bench.comparing import Terms
+from assay_bench.comparing import SuiteTerms, Terms
 from assay_bench.lm_eval_files import MANIFEST, newest_results, read_manifest, write_manifest
 
 Document = Mapping[str, Any]
@@ -157,6 +157,13 @@ class TaskSuite(Record):
     fewshot: Annotated[int, Field(ge=0)] | None = None
     """Examples before each question; None for the default of each task."""
     terms: Terms = Field(default_factory=Terms)
+    name: Annotated[str | None, Field(exclude=True)] = None
+    """The name, or the file's; None for single tasks."""
+
+    @property
+    def recorded(self) -> SuiteTerms | None:
+        """Return what a run records for its comparison."""
+        return None if self.name is None else SuiteTerms(name=self.name, terms=self.terms)
 
 
 def read_suite(name: str) -> TaskSuite:
@@ -173,7 +180,7 @@ def read_suite(name: str) -> TaskSuite:
         os.path.realpath(path.parent / task) if task.endswith((".yaml", ".yml")) else task
         for task in suite.tasks
     ]
-    return suite.model_copy(update={"tasks": tasks})
+    return suite.model_copy(update={"tasks": tasks, "name": Path(name).name})
 
 
 # yaml reads about 100 KB/s.
@@ -305,7 +312,8 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
                 progress=progress,
                 environment=environment,
             )
-    write_manifest(folder, {one: newest_results(task_folder(folder, one)) for one in tasks})
+    results = {one: newest_results(task_folder(folder, one)) for one in tasks}
+    write_manifest(folder, results, request.suite.recorded)
 
 
 def _are_local(tasks: list[str]) -> bool:
@@ -405,7 +413,7 @@ def run_command_line(
         raise ProcessError.died("lm-eval", done.returncode, log)
     for results in folder.rglob("results_*.json"):
         _hide_secrets(results)
-    write_manifest(folder, {backend.name: newest_results(folder)})
+    write_manifest(folder, {backend.name: newest_results(folder)}, suite.recorded)
 
 
 def _hide_secrets(results: Path) -> None:

@@ -79,11 +79,15 @@ def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_damaged_layer_is_not_a_pass(runs: Path, suite: Path, tmp_path: Path) -> None:
+def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_path: Path) -> None:
     code, verdict = judged(
         *("compare", str(runs / "trained"), str(runs / "damaged")),
-        *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
+        *("--output", str(tmp_path / "run")),
     )
+    # Both runs recorded their suite.
+    terms = json.loads((tmp_path / "run" / "comparison.json").read_text())["terms"]
+    assert (terms["accuracy"], terms["movement"]) == (0.05, 0.001)
+    assert not any("judged by" in note for note in verdict["notes"])
     # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
     assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### NOT_C"))
@@ -108,11 +112,18 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     assert done.stat().st_mtime_ns == written
     assert len([*done.parents[1].glob("counting/results_*.json")]) == 1
 
-    code, verdict = judged(
-        *("compare", str(baseline), str(runs / "trained")),
-        *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
-    )
-    assert (code, verdict["verdict"]) == (0, "PASS"), verdict
+    for options, notes in (
+        ([], []),
+        (["--suite", "retrained"], ["judged by --suite retrained: the base used quick.toml, "]),
+    ):
+        code, verdict = judged(
+            *("compare", str(baseline), str(runs / "trained"), *options),
+            *("--output", str(tmp_path / f"run{len(options)}")),
+        )
+        assert (code, verdict["verdict"]) == (0, "PASS"), verdict
+        found = [note for note in verdict["notes"] if note.startswith("judged by")]
+        assert len(found) == len(notes)
+        assert all(map(str.startswith, found, notes))
 
 
 def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(

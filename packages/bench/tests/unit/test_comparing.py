@@ -10,7 +10,15 @@ import pytest
 
 from assay.errors import UsageError
 from assay.verdicts import Outcome
-from assay_bench.comparing import EvaluationComparison, Terms, compare, differences, pairs_of
+from assay_bench.comparing import (
+    EvaluationComparison,
+    SuiteTerms,
+    Terms,
+    choose_terms,
+    compare,
+    differences,
+    pairs_of,
+)
 from assay_bench.comparison_files import (
     comparison_as_json,
     comparison_as_markdown,
@@ -441,7 +449,7 @@ def test_metric_that_only_the_base_has_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({"mmlu": ["acc"]}, "metric of mmlu: the base has no such task, only sums"),
+        ({"mmlu": ["acc"]}, "metric of mmlu: model has no such task, only sums"),
         ({"sums": ["f1"]}, "metric f1: sums has acc, acc_norm"),
     ],
 )
@@ -449,3 +457,65 @@ def test_unknown_task_or_metric_is_an_error(metrics: dict[str, list[str]], told:
     side = evaluation(with_both_metrics(300, 300))
     with pytest.raises(UsageError, match=told):
         compare(side, side, Terms(metrics=metrics))
+
+
+def of_suite(name: str | None, accuracy: float = 0.01) -> Evaluation:
+    side = evaluation(answered(9, 9))
+    if name is None:
+        return side
+    return replace(side, facts={"suite": {"name": name, "terms": {"accuracy": accuracy}}})
+
+
+OFFLINE = SuiteTerms(name="offline", terms=Terms(accuracy=0.03))
+GIVEN = SuiteTerms(name="lax.toml", terms=Terms(accuracy=0.5))
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "given", "accuracy", "told"),
+    [
+        (of_suite("s.toml"), of_suite("s.toml"), None, 0.01, None),
+        (
+            of_suite("s.toml"),
+            of_suite("t", 0.2),
+            None,
+            0.01,
+            "judged by the base's suite s.toml: the base used s.toml, the candidate used t",
+        ),
+        (
+            of_suite(None),
+            of_suite("t", 0.2),
+            None,
+            0.2,
+            "judged by the candidate's suite t: the base used no recorded suite, the candidate used t",
+        ),
+        (
+            of_suite(None),
+            of_suite(None),
+            None,
+            0.03,
+            "judged by suite offline: the base used no recorded suite, the candidate used no recorded suite",
+        ),
+        (
+            of_suite("s.toml"),
+            of_suite("s.toml"),
+            GIVEN,
+            0.5,
+            "judged by --suite lax.toml: the base used s.toml, the candidate used s.toml",
+        ),
+    ],
+)
+def test_suite_of_the_runs_judges(
+    base: Evaluation,
+    candidate: Evaluation,
+    given: SuiteTerms | None,
+    accuracy: float,
+    told: str | None,
+) -> None:
+    terms, notes = choose_terms(base, candidate, given, OFFLINE)
+    assert terms.accuracy == accuracy
+    assert notes == ([] if told is None else [told])
+
+
+def test_invalid_recorded_suite_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="model: invalid suite: "):
+        choose_terms(of_suite("s", -1.0), of_suite("s"), None, OFFLINE)

@@ -3,7 +3,7 @@ import math
 from scipy.stats import binom
 
 from assay.verdicts import Outcome
-from assay_bench.results import items_to_tell_from_guess, judge_scores
+from assay_bench.results import Score, items_to_tell_from_guess, judge_scores
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 
@@ -69,3 +69,24 @@ def test_task_without_a_right_answer_is_not_judged() -> None:
     both = judge_scores(evaluation(nothing, something))
     assert (both.verdict, both.levels["sums"].verdict) == (Outcome.PASS, None)
     assert both.headline == "1 tasks ran; every choice is better than a guess."
+
+
+def test_only_the_chosen_metric_is_judged() -> None:
+    """`acc` is that of a guess; the chosen `acc_norm` is far better."""
+    scores = {
+        "acc": Score(kind="yes-no", values=(1.0, 0.0, 0.0, 0.0) * 25),
+        "acc_norm": Score(kind="yes-no", values=(1.0, 1.0, 1.0, 0.0) * 25),
+    }
+    items = [item(n, right=n % 4 == 0, log_probability=-1.0) for n in range(100)]
+    side = evaluation(task(items, chance=0.25, scores=scores))
+    assert judge_scores(side).verdict is Outcome.FAIL
+    chosen = judge_scores(side, {"sums": ["acc_norm"]})
+    assert chosen.verdict is Outcome.PASS
+    assert chosen.notes == ["sums: acc_norm 75.0% (a guess: 25.0%), 100 items"]
+
+
+def test_nan_fails_also_where_another_metric_is_chosen() -> None:
+    items = [item(n, log_probability=math.nan) for n in range(100)]
+    scores = {"acc": Score(kind="yes-no", values=(1.0,) * 100)}
+    side = evaluation(task(items, scores=scores))
+    assert judge_scores(side, {"sums": ["acc"]}).verdict is Outcome.FAIL
