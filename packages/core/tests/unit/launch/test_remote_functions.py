@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import re
 from typing import get_args
 
 import pytest
@@ -39,6 +38,6 @@ def test_work_has_the_declared_types(name: str) -> None:
         names = [
             one if isinstance(one, str) else getattr(one, "__name__", str(one)) for one in types
         ]
-        assert re.findall(r"\w+(?=[,\]])", annotation) == names
+        assert annotation == f"RemoteFunction[{', '.join(names)}]"
     else:
         assert get_args(annotation) == types
