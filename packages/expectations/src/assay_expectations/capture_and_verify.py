@@ -199,7 +199,7 @@ def _observe_again(
     (observed,) = call(_OBSERVE, request, folder=folder, name=name, progress=progress)
     (seen,) = observed.seen
     if seen.observed is None:
-        problem = seen.problem or "; ".join(seen.stale)
+        problem = seen.problem or seen.missing or "; ".join(seen.stale)
         raise MachineError(f"the model changed while it was captured: {problem}")
     return seen.observed
 

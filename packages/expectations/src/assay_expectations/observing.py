@@ -24,7 +24,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
-from assay.files import read_json_object
+from assay.files import UnreadableFileError, read_json_object
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
@@ -611,6 +611,8 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     try:
         with subtask(f"loads {model}"):
             candidate = open_candidate(model, run, expected.settings, prompts)
+    except UnreadableFileError as error:
+        return Seen(file=file, missing=str(error), config=config)
     except UsageError as error:
         return Seen(file=file, problem=str(error), config=config)
     stale = content_differences(expected, candidate.key.content)

@@ -30,7 +30,7 @@ from assay.files import (
 )
 from assay.foreign_text import shorten
 from assay.judge.coverage import Usage
-from assay.models.weight_files import StoredWeight
+from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import Number, Record
 
@@ -373,7 +373,7 @@ def read_expectation(path: Path) -> Expectation:
 
 def parse_expectation(text: str, path: Path | str) -> Expectation:
     """Read an expectation from the text of a file. Raises: as `read_expectation`."""
-    if text.startswith(_LFS_POINTER):
+    if text.startswith(LFS_POINTER):
         problem = "it is a pointer of Git LFS, not the file itself: git lfs pull"
         raise UnreadableFileError.of(path, problem)
     if (conflict := re.search(r"^<{7} .*$", text, re.MULTILINE)) is not None:
@@ -400,9 +400,6 @@ def parse_expectation(text: str, path: Path | str) -> Expectation:
         )
         raise UnreadableFileError.of(path, problem)
     return expectation
-
-
-_LFS_POINTER = "version https://git-lfs.github.com/spec/"
 
 
 def _renewal(record: Mapping[str, Any], path: Path | str) -> str:
@@ -506,7 +503,7 @@ class Seen(Record):
     problem: str | None = None
     """Reason why the model could not run."""
     missing: str | None = None
-    """Reason why there is no such model here."""
+    """Reason why there is no such model here, or none that can be read."""
 
 
 class AllSeen(Record):

@@ -1,11 +1,24 @@
 """Projections of logits, and the hardware part of a key. Shapes: R rows, V vocabulary, M projections."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
-from assay_expectations.observing import NUM_PROJECTIONS, machine_of, project, sign_patterns
+from assay.models import RECIPES
+from assay.runs import SilentProgress
+from assay_expectations.observing import (
+    NUM_PROJECTIONS,
+    machine_of,
+    observe_all,
+    project,
+    sign_patterns,
+)
+from assay_expectations.records import VerifyRequest, write_expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
 
 
 def splitmix64(number: int) -> int:
@@ -69,3 +82,37 @@ def test_variants_of_the_simulated_device_are_different_machines(
     machine = machine_of(parsed, open_device(parsed.device))
     assert machine.architecture == architecture or "-" not in machine.architecture
     assert machine.precision == precision
+
+
+def written_here(folder: Path) -> Path:
+    """Write an expectation of this machine, in float32."""
+    machine = machine_of(parse_run("cpu/float32"), open_device("cpu"))
+    given = expectation()
+    key = given.key.model_copy(update={"machine": machine})
+    return write_expectation(given.model_copy(update={"key": key}), folder / "e.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "git lfs pull"),
+        (None, "has no weights: neither model.safetensors nor"),
+        (b"cut", "is truncated or no safetensors file"),
+    ],
+)
+def test_model_whose_weights_cannot_be_read_is_missing(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    for weights in model.glob("*.safetensors"):
+        weights.unlink()
+    if content is not None:
+        (model / "model.safetensors").write_bytes(content)
+    request = VerifyRequest(
+        files=[str(written_here(tmp_path))], run="cpu/float32", model=str(model)
+    )
+    (seen,) = observe_all(request, SilentProgress()).seen
+    assert seen.problem is None
+    assert seen.missing is not None
+    assert problem in seen.missing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import xxhash
 
 from assay.errors import UsageError
-from assay.files import read_json_object
+from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.files.safetensors import DTYPES, HeaderEntry, read_header
 from assay.foreign_text import shorten
 from assay.models.sources import require_inside
@@ -82,6 +82,8 @@ _TORCH_INDEX = "pytorch_model.bin.index.json"
 
 Stored = TypeVar("Stored")
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/"
+
 # Floating dtypes in which models store unquantized weights.
 _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -89,22 +91,37 @@ _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 def weight_files(folder: Path) -> list[Path]:
     """List the existing weight files of a folder; prefer safetensors to pickled files.
 
-    Raises: UsageError if the folder has no weight file or lacks a shard that its index names.
+    Raises: UnreadableFileError if the folder has no weight file, lacks a shard that its index names, or
+        holds a pointer of Git LFS in place of one.
     """
     for single, index in ((_SINGLE, _INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
         if (folder / single).is_file():
-            return [require_inside(folder / single)]
+            return [_refuse_pointer(require_inside(folder / single))]
         if (folder / index).is_file():
             files = [folder / name for name in sorted(set(_read_index(folder / index).values()))]
             names = {path.name for path in folder.iterdir() if path.is_file()}
             for file in files:
                 if file.parent != folder or file.name not in names:
-                    raise UsageError(
-                        f"{folder / index} names {shorten(file.name)}, which is not there"
+                    raise UnreadableFileError(
+                        f"{folder / index} names {shorten(file.name)}, which is not there; {_COPY_AGAIN}"
                     )
-                require_inside(file)
+                _refuse_pointer(require_inside(file))
             return files
-    raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+    raise UnreadableFileError(
+        f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}; {_COPY_AGAIN}"
+    )
+
+
+_COPY_AGAIN = "copy or download the model again"
+
+
+def _refuse_pointer(file: Path) -> Path:
+    """Return `file`. Raises: UnreadableFileError if git left a pointer of Git LFS in its place."""
+    with open_file(file) as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER.encode():
+            problem = "is a pointer of Git LFS, not the weights; to load them: git lfs pull"
+            raise UnreadableFileError(f"{file} {problem}")
+    return file
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -96,7 +96,7 @@ def test_a_weight_that_differs_in_another_shard_forbids_a_pass(folder: Path, cop
 def test_shard_that_is_missing_is_named(folder: Path) -> None:
     write_shards(folder, one={"a": torch.zeros(1)}, two={"b": torch.zeros(1)})
     (folder / "two.safetensors").unlink()
-    with pytest.raises(DumpError, match=r"names two\.safetensors, which is not there"):
+    with pytest.raises(UnreadableFileError, match=r"names two\.safetensors, which is not there"):
         open_dump(folder)
 
 
@@ -108,7 +108,7 @@ def test_shard_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> No
     save_file({"a": torch.zeros(1)}, tmp_path / "secret.safetensors")
     (folder / "link.safetensors").symlink_to("../secret.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(DumpError):
+    with pytest.raises((DumpError, UnreadableFileError)):
         open_dump(folder)
 
 

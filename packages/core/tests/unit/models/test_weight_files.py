@@ -112,6 +112,21 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model-0.safetensors"])
+def test_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    if name == "model-0.safetensors":
+        write_sharded(folder, [{"a": torch.zeros(1)}])
+    else:
+        folder.mkdir()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    with pytest.raises(UsageError) as caught:
+        weight_files(folder)
+    assert str(caught.value) == (
+        f"{folder / name} is a pointer of Git LFS, not the weights; to load them: git lfs pull"
+    )
+
+
 def test_absent_shard_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_sharded(folder, [{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
