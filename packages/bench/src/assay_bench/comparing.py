@@ -13,7 +13,7 @@ Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a ma
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -152,8 +152,8 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
     if extra := len(theirs.keys() - ours.keys()):
         yield f"only in the candidate: {extra} documents"
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
-    for what, field in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
-        if num_different := sum(getattr(one, field) != getattr(two, field) for one, two in both):
+    for what, key in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
+        if num_different := sum(getattr(one, key) != getattr(two, key) for one, two in both):
             yield f"{num_different} of {len(both)} {what} differ"
 
 
@@ -205,6 +205,10 @@ class Measure:
     """The pool that passes, and contains this underpowered measure."""
     is_pooled: bool = False
     """True for a measure over the items of several tasks."""
+    num_clusters: int | None = None
+    """None if the task has no clusters, or for a pool."""
+    num_documents: int | None = None
+    """All documents of the task; None if unknown, or for a pool."""
 
     @property
     def gain(self) -> float:
@@ -245,7 +249,9 @@ class EvaluationComparison:
     pools: tuple[TaskComparison, ...] = ()
     """Groups, and all tasks, where several tasks have the same measure."""
     refused: tuple[str, ...] = ()
-    """Differences between the questions; no task is compared if there are any."""
+    """Differences that hold for all tasks; no task is compared if there are any."""
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    """Tasks that the base cannot judge, with reasons. They do not affect the verdict."""
     notes: tuple[str, ...] = ()
     """Tasks of the candidate alone, and measures that were not judged, with reasons."""
 
@@ -270,25 +276,31 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     chosen = chosen_metrics(base, terms.metrics)
     notes = list(_notes(base, candidate, chosen))
     base, candidate = (side.only(chosen) for side in (base, candidate))
-    problem = "only the base has this task: the candidate is not compared with it"
     tasks = [
         TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
-        for name in base.tasks
-        if name not in candidate.tasks
+        for name, task in base.tasks.items()
+        if (problem := _refusal(task, candidate.tasks.get(name)))
     ]
-    if refused := differences(base, candidate):
+    unmatched = {one.name for one in tasks}
+    if refused := tuple(_differing(base.asked, candidate.asked)):
         return EvaluationComparison(
-            base, candidate, terms, tuple(tasks), refused=tuple(refused), notes=tuple(notes)
+            base, candidate, terms, tuple(tasks), refused=refused, notes=tuple(notes)
         )
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
         terms = terms.model_copy(update={"movement": None})
     columns: dict[str, list[_Column]] = {}
+    unjudged: dict[str, str] = {}
     for name, task in base.tasks.items():
-        if name not in candidate.tasks:
+        if name in unmatched:
             continue
+        nothing = _without_right_answer(task)
         measured, columns[name] = _measured(task, candidate.tasks[name], terms)
-        tasks.append(measured)
+        if nothing and not measured.measures and measured.problem is None:
+            unjudged[name] = nothing
+        else:
+            notes += [f"{name}: {nothing}"] * bool(nothing)
+            tasks.append(measured)
     members = {f"group {name}": tasks_ for name, tasks_ in base.groups.items()}
     if len(columns) > 1 and all(len(names) < len(columns) for names in members.values()):
         members[ALL_TASKS] = tuple(columns)
@@ -299,8 +311,33 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     ]
     judged_tasks, judged_pools = _judge(tasks, pools, terms)
     return EvaluationComparison(
-        base, candidate, terms, judged_tasks, judged_pools, notes=tuple(notes)
+        base, candidate, terms, judged_tasks, judged_pools, unjudged=unjudged, notes=tuple(notes)
     )
+
+
+def _refusal(base: TaskResult, candidate: TaskResult | None) -> str | None:
+    """Return why a task cannot be compared at all."""
+    if candidate is None:
+        return "only the base has this task: the candidate is not compared with it"
+    found = list(_differences_of(base, candidate))
+    if not found:
+        return None
+    advice = (
+        "; run both sides with the same --limit" if any(" documents" in w for w in found) else ""
+    )
+    return f"the two sides answered different questions: {'; '.join(found)}{advice}"
+
+
+def _without_right_answer(base: TaskResult) -> str:
+    """Name the yes-or-no metrics of which no answer is right: they cannot drop. Return "" without any."""
+    names = [name for name, score in base.all_scores().items() if _cannot_drop(score)]
+    if not names:
+        return ""
+    return f"{', '.join(names)} is not judged: no answer of the base is right, which shows nothing"
+
+
+def _cannot_drop(score: Score) -> bool:
+    return score.kind == "yes-no" and score.higher_is_better and score.mean == 0
 
 
 def _notes(
@@ -357,6 +394,8 @@ class _Column:
     """Positive if the candidate is better."""
     margin: float
     higher_is_better: bool
+    num_clusters: int | None
+    num_documents: int | None
 
     def measure(self, terms: Terms) -> Measure:
         given, sign = self.differences, 1 if self.higher_is_better else -1
@@ -375,6 +414,8 @@ class _Column:
             p_not_inferior=p_not_inferior(given, self.margin),
             higher_is_better=self.higher_is_better,
             items_needed=_needed(given, self.margin, terms),
+            num_clusters=self.num_clusters,
+            num_documents=self.num_documents,
         )
 
 
@@ -410,13 +451,13 @@ def _measured(
             for pair, one, two in of_pairs
             if one is not None and two is not None
         ]
-        if not values:
+        if not values or _cannot_drop(was):
             continue
-        columns.append(_column(name, was, values, terms))
+        columns.append(_column(name, was, values, terms, base.num_documents))
         if name == LOG_PROBABILITY and terms.movement is not None:
-            measures.append(_movement(values, terms, terms.movement))
+            measures.append(_movement(values, terms, terms.movement, base.num_documents))
     measures = [*(column.measure(terms) for column in columns), *measures]
-    if not measures and not problems:
+    if not measures and not problems and not _without_right_answer(base):
         problem = "the task has neither a metric with values nor log-probabilities of right answers"
         problems.append((Outcome.NOT_COMPARED, problem))
     comparison = TaskComparison(
@@ -471,24 +512,29 @@ _Values = Sequence[tuple[Item, float, float]]
 """Each item, with the values of base and candidate."""
 
 
-def _column(name: str, score: Score, values: _Values, terms: Terms) -> _Column:
+def _column(
+    name: str, score: Score, values: _Values, terms: Terms, num_documents: int | None
+) -> _Column:
     sign = 1 if score.higher_is_better else -1
     changes = [sign * (now - was) for _, was, now in values]
     nats = score.kind == "nats per byte"
+    found = Differences.of(
+        changes, _clusters(values), largest=1.0 if score.kind == "yes-no" else None
+    )
     return _Column(
         name=name,
         kind=score.kind,
         base=fmean(was for _, was, _ in values),
         candidate=fmean(now for *_, now in values),
-        differences=Differences.of(
-            changes, _clusters(values), largest=1.0 if score.kind == "yes-no" else None
-        ),
+        differences=found,
         margin=terms.log_probability if nats else terms.accuracy * score.scale,
         higher_is_better=score.higher_is_better,
+        num_clusters=_num_clusters(values),
+        num_documents=num_documents,
     )
 
 
-def _movement(values: _Values, terms: Terms, allowed: float) -> Measure:
+def _movement(values: _Values, terms: Terms, allowed: float, num_documents: int | None) -> Measure:
     """Measure the root mean square of the differences."""
     squares = Differences.of([(now - was) ** 2 for _, was, now in values], _clusters(values))
     low, high = (max(0.0, bound) ** 0.5 for bound in squares.interval(1 - 2 * terms.significance))
@@ -507,6 +553,8 @@ def _movement(values: _Values, terms: Terms, allowed: float) -> Measure:
         p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),
         higher_is_better=False,
         items_needed=_needed(squares.mirrored(), allowed**2, terms),
+        num_clusters=_num_clusters(values),
+        num_documents=num_documents,
     )
 
 
@@ -524,7 +572,14 @@ def _pooled(parts: Sequence[Sequence[_Column]], terms: Terms) -> tuple[Measure, 
             for side in ("base", "candidate")
         )
         joined = Differences.pooled(column.differences for column in columns)
-        pool = replace(columns[0], base=base, candidate=candidate, differences=joined)
+        pool = replace(
+            columns[0],
+            base=base,
+            candidate=candidate,
+            differences=joined,
+            num_clusters=None,
+            num_documents=None,
+        )
         found.append(replace(pool.measure(terms), is_pooled=True))
     return tuple(found)
 
@@ -578,3 +633,9 @@ def _clusters(values: _Values) -> list[str]:
     """Name the cluster of each item; without clusters, its document, which other tasks may share."""
     found = [item.cluster for item, *_ in values]
     return [name for name in found if name] if all(found) else [item.key for item, *_ in values]
+
+
+def _num_clusters(values: _Values) -> int | None:
+    """Return None if the items are not in clusters."""
+    found = {item.cluster for item, *_ in values}
+    return len(found) if all(found) else None

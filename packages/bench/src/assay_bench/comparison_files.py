@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from assay.errors import UsageError
 from assay.files import seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
-from assay.judge.levels import Cause, LevelResult, conclude, not_compared
+from assay.judge.levels import Cause, LevelResult, conclude, not_compared, not_run
 from assay.runs.results import write_results
 from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
 from assay_bench.baselines import is_baseline, read_baseline
@@ -38,9 +39,19 @@ def compare_folders(
 def read_sides(
     base: Path, candidate: Path, clusters: Mapping[str, str]
 ) -> tuple[Evaluation, Evaluation]:
-    """Read two folders or baselines, and give them different names."""
+    """Read two folders or baselines, and give them different names.
+
+    Raises: UsageError for clusters of an unknown task or document field, or if the base is a baseline.
+    """
+    if clusters and is_baseline(base):
+        raise UsageError(f"--cluster: {base} is a baseline, which has the clusters of its run")
     sides = (_read(base, clusters), base), (_read(candidate, clusters), candidate)
     was, now = _named_apart(*sides)
+    tasks = list(dict.fromkeys(name.partition(" (")[0] for name in was.tasks))
+    if unknown := next((name for name in clusters if name not in tasks), None):
+        raise UsageError(
+            f"--cluster {unknown}: {was.name} has no such task, only {', '.join(tasks)}"
+        )
     return was, now
 
 
@@ -85,10 +96,9 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
     """Return the verdict, with a level for each task and pool, and a row for each measure."""
     base, candidate = comparison.base, comparison.candidate
     levels = {one.name: _level_of(one) for one in comparison.parts}
+    levels |= {name: not_run(reason) for name, reason in comparison.unjudged.items()}
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
-        if any(" documents" in what for what in comparison.refused):
-            reason += "; run both sides with the same --limit and tasks"
         levels["tasks"] = not_compared(reason)
     wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
     verdict = conclude(
@@ -151,20 +161,33 @@ def measure_in_words(measure: Measure) -> str:
         return (
             f"{values}{better} by more than {margin}: did the training data contain the questions?"
         )
+    items = _items_in_words(measure)
     if measure.judged is Outcome.PASS:
-        return f"{values}a {drop} of {margin} is excluded"
+        by = f" by {items}" if measure.num_clusters else ""
+        return f"{values}a {drop} of {margin} is excluded{by}"
     instead = f", but {measure.pool} can" if measure.pool else ""
     return (
-        f"{values}{measure.num_items:,} items cannot exclude a {drop} of {margin}{instead}"
-        f"{_needed_in_words(measure)} if the candidate is as good"
+        f"{values}{items} cannot exclude a {drop} of {margin}{instead}"
+        f"{_needed_in_words(measure, 'if the candidate is as good')}"
     )
 
 
-def _needed_in_words(measure: Measure) -> str:
-    if measure.items_needed is None:
-        return ", though they usually would"
-    limit = "" if measure.is_pooled else f" (--limit {measure.items_needed} on both sides)"
-    return f"; about {measure.items_needed:,} would{limit}"
+def _items_in_words(measure: Measure) -> str:
+    clusters = f" in {measure.num_clusters:,} clusters" if measure.num_clusters else ""
+    return f"{measure.num_items:,} items{clusters}"
+
+
+def _needed_in_words(measure: Measure, condition: str) -> str:
+    needed, available = measure.items_needed, measure.num_documents
+    if needed is None:
+        return f", though they usually would {condition}"
+    if available is not None and needed > available:
+        return (
+            f"; about {needed:,} would {condition}, but the task has only {available:,} documents:"
+            " add documents or widen the margin"
+        )
+    limit = "" if measure.is_pooled else f" (--limit {needed} on both sides)"
+    return f"; about {needed:,} would{limit} {condition}"
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
@@ -173,8 +196,8 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
     if measure.judged is Outcome.PASS:
         return f"less than {margin}"
     return (
-        f"{measure.num_items:,} items cannot decide if this is less than {margin}"
-        f"{_needed_in_words(measure)} if the models are the same"
+        f"{_items_in_words(measure)} cannot decide if this is less than {margin}"
+        f"{_needed_in_words(measure, 'if the models are the same')}"
     )
 
 
@@ -222,6 +245,7 @@ def comparison_as_json(comparison: EvaluationComparison) -> str:
         "candidate": comparison.candidate.name,
         "terms": comparison.terms.model_dump(),
         "refused": list(comparison.refused),
+        "unjudged": dict(comparison.unjudged),
         "notes": list(comparison.notes),
         "pools": [_task(pool) for pool in comparison.pools],
         "tasks": [_task(task) for task in comparison.tasks],
@@ -275,8 +299,10 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
             yield (
                 f"| {name} | {escape_markdown(one.name)} | {one.base:.4g} | {one.candidate:.4g} |"
                 f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
-                f" {one.num_items:,} | {one.judged} |"
+                f" {_items_in_words(one).replace(' items', '')} | {one.judged} |"
             )
+    for name, reason in comparison.unjudged.items():
+        yield f"| {escape_markdown(name)} | {escape_markdown(reason)} | | | | | | | |"
     yield ""
     yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
     for task in comparison.parts:

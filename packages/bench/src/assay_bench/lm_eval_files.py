@@ -82,6 +82,7 @@ class _Results(BaseModel):
     configs: dict[str, dict[str, Any]] = Field(min_length=1)
     versions: dict[str, Any] = Field(default_factory=dict)
     fewshot: dict[str, Any] = Field(default_factory=dict, alias="n-shot")
+    num_samples: dict[str, dict[str, int]] = Field(default_factory=dict, alias="n-samples")
     directions: dict[str, dict[str, Any]] | None = Field(default=None, alias="higher_is_better")
     group_subtasks: dict[str, list[str]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
@@ -293,7 +294,7 @@ def _result_of_filter(
                     prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
                     target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
                     right=None if right is None else right == best,
-                    cluster=None if cluster is None else str(sample["doc"][cluster]),
+                    cluster=None if cluster is None else _cluster_of(sample, cluster, name, number),
                     **_answers(sample, kind, request, option),
                 )
             )
@@ -303,8 +304,18 @@ def _result_of_filter(
         items=tuple(items),
         scores=scores,
         unjudged=unjudged,
+        num_documents=results.num_samples.get(name, {}).get("original"),
         num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
     )
+
+
+def _cluster_of(sample: Sample, field: str, task: str, number: int) -> str:
+    document = sample["doc"]
+    if field not in document:
+        raise UsageError(
+            f"cluster {task}={field}: document {number} has no field {field}, only {', '.join(document)}"
+        )
+    return str(document[field])
 
 
 @contextmanager

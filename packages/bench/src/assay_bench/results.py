@@ -109,6 +109,8 @@ class TaskResult:
     scores: dict[str, Score] = field(default_factory=dict)
     """Every metric with values per item. Older baselines only have `metric`."""
     unjudged: dict[str, UnjudgedMetric] = field(default_factory=dict)
+    num_documents: int | None = None
+    """All documents of the task, of which `items` may be the first; None if the results do not say."""
     num_nan_calls: int = 0
     """Calls of the model that gave NaN or infinity for the next token, if our process ran it."""
 

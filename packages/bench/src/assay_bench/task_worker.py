@@ -51,6 +51,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
         import lm_eval
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        configs = load_tasks(options)
     run = parse_run(options.run)
     device = open_run(run)
     with progress.step(f"loading {options.model} on {run}"):
@@ -77,12 +78,31 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
     with progress.task(f"evaluating {options.model}", len(options.suite.tasks), "tasks") as bar:
         for task in options.suite.tasks:
             with subtask(task):
-                _run_task(task, options, language_model, device, facts)
+                _run_task(task, configs[task], options, language_model, device, facts)
             bar.advance()
+
+
+def load_tasks(options: EvaluationRequest) -> dict[str, str | dict[str, Any]]:
+    """Return the configuration of every task. Raises: UsageError for one that lm-eval does not know."""
+    from lm_eval.tasks import TaskManager
+
+    configs = {
+        task: load_task(task, task_folder(options.folder, task) / "documents")
+        for task in options.suite.tasks
+    }
+    names = [task for task, config in configs.items() if isinstance(config, str)]
+    known = set(TaskManager().all_tasks) if names else set()
+    if unknown := [name for name in names if name not in known]:
+        raise make_task_error(
+            ", ".join(unknown),
+            "lm-eval does not know this name; `lm-eval ls tasks` lists all tasks",
+        )
+    return configs
 
 
 def _run_task(
     task: str,
+    config: str | dict[str, Any],
     options: EvaluationRequest,
     language_model: "HFLM",
     device: "Device",
@@ -92,7 +112,6 @@ def _run_task(
     from lm_eval.loggers import EvaluationTracker
 
     folder = task_folder(options.folder, task)
-    config = load_task(task, folder / "documents")
     counted = NanCalls()
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with warnings.catch_warnings(), device.execution(), counted.of(language_model.model):
@@ -145,15 +164,9 @@ class NanCalls:
 
 @contextmanager
 def _one_line_errors(task: str) -> Iterator[None]:
-    """Raise UsageError for a task that lm-eval does not know or cannot download."""
+    """Raise UsageError for a task that lm-eval cannot download."""
     try:
         yield
-    except KeyError as error:
-        if "not a registered" not in str(error):
-            raise
-        raise make_task_error(
-            task, "lm-eval does not know this task; `lm-eval ls tasks` lists all tasks"
-        ) from None
     except (ConnectionError, FileNotFoundError) as error:
         raise make_task_error(
             task,

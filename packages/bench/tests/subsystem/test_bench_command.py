@@ -145,7 +145,7 @@ def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
         *("--output", str(tmp_path / "run")),
     )
     assert (code, verdict["verdict"]) == (3, "NOT_COMPARED")
-    assert "counting: fewshot is 2, base 0" in verdict["levels"]["tasks"]["reason"]
+    assert "fewshot is 2, base 0" in verdict["levels"]["counting"]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,11 @@ def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
         (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
         (["compare", "absent", "absent"], "absent: no such file or folder"),
+        (
+            # The model does not exist either: the names come first.
+            ["run", "--task", "cloze", "--task", "nosuchtask", "--model", "absent/model"],
+            "task nosuchtask: lm-eval does not know this name",
+        ),
         (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected TASK=VALUE"),
     ],
 )

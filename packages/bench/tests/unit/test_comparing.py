@@ -161,7 +161,9 @@ def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
     told: Counter[str] = Counter()
     for _ in range(400):
         for measure in simulated(rng).tasks[0].measures:
-            asked = re.search(r"([\d,]+) items cannot", measure_in_words(measure))
+            asked = re.search(
+                r"([\d,]+) items in [\d,]+ clusters cannot", measure_in_words(measure)
+            )
             enough = re.search(r"about ([\d,]+) would", measure_in_words(measure))
             assert (asked is not None) is (measure.judged is Outcome.NOT_COMPARED)
             assert (enough is not None) is (measure.items_needed is not None)
@@ -340,22 +342,91 @@ def changed(number: int, **update: str) -> TaskResult:
 @pytest.mark.parametrize(
     ("candidate", "told"),
     [
-        (replace(BASE, asked=BASE.asked | {"fewshot": 5}), "sums: fewshot is 5, base 0"),
-        (replace(BASE, asked=BASE.asked | {"version": 2.0}), "sums: version is 2.0, base 1.0"),
-        (replace(BASE, metric="acc_norm"), "sums: metric is acc_norm, base acc"),
-        (changed(3, prompt_hash="other"), "sums: 1 of 10 prompts differ"),
-        (changed(3, target_hash="other"), "sums: 1 of 10 right answers differ"),
+        (replace(BASE, asked=BASE.asked | {"fewshot": 5}), "fewshot is 5, base 0"),
+        (replace(BASE, asked=BASE.asked | {"version": 2.0}), "version is 2.0, base 1.0"),
+        (replace(BASE, metric="acc_norm"), "metric is acc_norm, base acc"),
+        (changed(3, prompt_hash="other"), "1 of 10 prompts differ"),
+        (changed(3, target_hash="other"), "1 of 10 right answers differ"),
         (
             replace(BASE, items=BASE.items[:-2]),
-            "sums: missing from the candidate: 2 of 10 documents",
+            "missing from the candidate: 2 of 10 documents",
         ),
-        (task([*BASE.items, item(99)]), "sums: only in the candidate: 1 documents"),
+        (task([*BASE.items, item(99)]), "only in the candidate: 1 documents"),
     ],
 )
 def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
     assert found.judged is Outcome.NOT_COMPARED
-    assert list(found.refused) == [told]
+    (one,) = found.tasks
+    advice = "; run both sides with the same --limit" if "documents" in told else ""
+    assert one.problem == f"the two sides answered different questions: {told}{advice}"
+
+
+def test_other_questions_of_one_task_leave_the_others_judged() -> None:
+    same, worse = replace(MANY, name="same"), replace(MANY, name="worse")
+    other = replace(BASE, asked=BASE.asked | {"fewshot": 5})
+    dropped = replace(answered(300, 400), name="worse")
+    found = compare(evaluation(BASE, same, worse), evaluation(other, same, dropped), TERMS)
+    assert {one.name: one.judged for one in found.tasks} == {
+        "sums": Outcome.NOT_COMPARED,
+        "same": Outcome.PASS,
+        "worse": Outcome.FAIL,
+    }
+    passing = compare(evaluation(BASE, same), evaluation(other, same), TERMS)
+    verdict, _ = verdict_of(passing)
+    assert passing.judged is verdict.verdict is Outcome.NOT_COMPARED
+    assert (verdict.compared, verdict.unmatched.expected) == (400, [])
+
+
+def test_another_chat_template_refuses_every_task() -> None:
+    base, other = evaluation(BASE), replace(evaluation(BASE), asked={"chat_template_sha": "1"})
+    found = compare(base, other, TERMS)
+    assert found.refused == ("chat_template_sha is '1', base None",)
+    assert found.judged is Outcome.NOT_COMPARED
+
+
+def test_task_without_a_right_answer_of_the_base_is_not_judged() -> None:
+    nothing = replace(answered(0, 400), name="addition")
+    alone = compare(evaluation(nothing), evaluation(nothing), TERMS)
+    assert (alone.judged, alone.tasks) == (Outcome.NOT_COMPARED, ())
+    assert verdict_of(alone)[0].verdict is Outcome.NOT_COMPARED
+    both = evaluation(nothing, MANY)
+    found = compare(both, both, TERMS)
+    verdict, _ = verdict_of(found)
+    told = "acc is not judged: no answer of the base is right, which shows nothing"
+    assert (verdict.verdict, verdict.compared) == (Outcome.PASS, 400)
+    assert verdict.levels["addition"].verdict is None
+    assert verdict.levels["addition"].reason == told
+    assert f"| addition | {told} |" in comparison_as_markdown(found)
+
+
+def test_metric_without_a_right_answer_is_noted_next_to_log_probabilities() -> None:
+    items = [item(n, right=False, log_probability=-1.0) for n in range(400)]
+    found = compare(evaluation(task(items)), evaluation(task(items)), TERMS)
+    assert [one.name for one in found.tasks[0].measures] == ["log-probability"]
+    told = "sums: acc is not judged: no answer of the base is right, which shows nothing"
+    assert found.notes == (told,)
+
+
+def test_advice_knows_the_number_of_documents() -> None:
+    for num_documents, told in (
+        (322, "; about 322 would (--limit 322 on both sides) if the candidate is as good"),
+        (
+            200,
+            "; about 322 would if the candidate is as good, but the task has only 200 documents: add documents or widen the margin",
+        ),
+    ):
+        side = evaluation(replace(answered(100, 100), num_documents=num_documents))
+        (measure,) = compare(side, side, TERMS).tasks[0].measures
+        assert measure_in_words(measure).endswith(told)
+
+
+def test_number_of_clusters_is_stated() -> None:
+    items = [item(n, cluster=f"text {n % 50}") for n in range(400)]
+    found = compare(evaluation(task(items)), evaluation(task(items)), Terms(accuracy=0.2))
+    (measure,) = found.tasks[0].measures
+    assert measure_in_words(measure).endswith("is excluded by 400 items in 50 clusters")
+    assert "| 400 in 50 clusters | PASS |" in comparison_as_markdown(found)
 
 
 def test_order_of_documents_does_not_matter() -> None:
@@ -399,7 +470,7 @@ def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
     other = evaluation(replace(BASE, asked={"version": 2.0}), replace(BASE, name="more"))
     text = comparison_as_markdown(compare(base, other, TERMS))
     for told in (
-        "sums: version is 2.0, base 1.0",
+        "version is 2.0, base 1.0",
         "| mmlu | only the base has this",
         "only the candidate has more",
     ):

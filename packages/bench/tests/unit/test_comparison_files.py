@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay.files import write_sealed
 from assay.foreign_text import escape_output
 from assay.output.console import open_text_console
@@ -22,11 +23,13 @@ from assay_bench.comparison_files import (
     compare_folders,
     comparison_as_json,
     comparison_as_markdown,
+    read_sides,
     verdict_of,
 )
 from assay_bench.performance.running import performance_table
 from packages.bench.tests.unit.performance.sample_results import performance_result
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
+from packages.bench.tests.unit.test_lm_eval_files import sample, write
 from packages.core.tests.poison import (
     POISON,
     assert_harmless_markdown,
@@ -111,10 +114,22 @@ def test_sides_with_other_documents_need_the_same_limit() -> None:
     verdict, _ = verdict_of(
         compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms())
     )
-    assert verdict.levels["tasks"].reason == (
-        "the two sides answered different questions: sums: missing from the candidate: 1 of 4 documents;"
-        " run both sides with the same --limit and tasks"
+    assert verdict.levels["sums"].reason == (
+        "the two sides answered different questions: missing from the candidate: 1 of 4 documents;"
+        " run both sides with the same --limit"
     )
+
+
+def test_clusters_of_unknown_tasks_and_of_baselines_are_refused(tmp_path: Path) -> None:
+    path = write_sealed(tmp_path / "base", Baseline.of(BASE, ACCEPTED.acceptance))
+    with pytest.raises(UsageError, match="is a baseline, which has the clusters of its run"):
+        read_sides(path, path, {"sums": "source"})
+    folder = write(tmp_path / "run", {"sums": [sample("sums", 0)]})
+    with pytest.raises(
+        UsageError, match=r"--cluster mmlu: org/model.* has no such task, only sums"
+    ):
+        read_sides(folder, folder, {"mmlu": "source"})
+    assert read_sides(folder, folder, {"sums": "source"})[0].tasks["sums"].items[0].cluster == "s0"
 
 
 BASE = evaluation(

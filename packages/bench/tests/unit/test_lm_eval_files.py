@@ -10,6 +10,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import write_sealed
+from assay_bench.comparing import SuiteTerms, Terms
 from assay_bench.lm_eval_files import (
     Manifest,
     num_right,
@@ -195,6 +196,21 @@ def test_samples_that_contradict_the_results_are_refused(tmp_path: Path) -> None
         read_evaluation(folder)
 
 
+def test_missing_field_of_a_cluster_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0)]})
+    with pytest.raises(UsageError) as caught:
+        read_evaluation(tmp_path, {"sums": "sauce"})
+    assert str(caught.value) == (
+        "cluster sums=sauce: document 1 has no field sauce, only text, source"
+    )
+
+
+def test_number_of_all_documents_is_read(tmp_path: Path) -> None:
+    counts = {"sums": {"original": 500, "effective": 1}}
+    write(tmp_path, {"sums": [sample("sums", 0)]}, **{"n-samples": counts})
+    assert read_evaluation(tmp_path).tasks["sums"].num_documents == 500
+
+
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """The folder of a run of `assay bench run`."""
@@ -205,6 +221,13 @@ def finished(tmp_path: Path) -> Path:
 
 def test_a_finished_run_is_read_by_its_manifest(finished: Path) -> None:
     assert len(read_evaluation(finished).tasks["sums"].items) == 2
+
+
+def test_a_finished_run_records_its_suite(tmp_path: Path) -> None:
+    task = write(tmp_path / "tasks" / "sums", {"sums": [sample("sums", 0)]})
+    suite = SuiteTerms(name="s.toml", terms=Terms(metrics={"sums": ("exact_match",)}))
+    write_manifest(tmp_path, {"sums": task / f"results_{STAMP}.json"}, suite)
+    assert SuiteTerms.of(read_evaluation(tmp_path)) == suite
 
 
 @pytest.mark.parametrize("pattern", ["tasks/*/results_*", "tasks/*/samples_*", "evaluation.json"])
