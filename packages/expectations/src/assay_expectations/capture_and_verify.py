@@ -84,11 +84,17 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     outcome = "replaced" if path.is_file() else "written"
     if before is not None:
         if before.hash == expectation.content_hash():
-            outcome = "unchanged"
             if options.reason is None and options.approved_by is None:
                 # Only date and command would change, and an approval would be lost.
-                progress.note(f"{outcome}: {path}")
+                progress.note(f"unchanged: {path}")
                 return path
+            outcome, earlier = "approved", before.provenance
+            kept = {
+                "approved_by": options.approved_by or earlier.approved_by,
+                "reason": options.reason or earlier.reason,
+            }
+            origin = expectation.provenance.model_copy(update=kept)
+            expectation = expectation.model_copy(update={"provenance": origin})
         elif before.provenance.approved_by is not None and options.reason is None:
             raise UsageError(
                 f"{path} was approved by {before.provenance.approved_by}, and the new capture differs from it"

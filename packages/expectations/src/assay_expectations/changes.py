@@ -38,9 +38,11 @@ from assay_expectations.records import (
     Expectation,
     Provenance,
     Signature,
+    can_move_outputs,
     content_differences,
     has_same_inputs,
     list_changes,
+    list_config_changes,
     machine_differences,
     place_of,
 )
@@ -96,9 +98,9 @@ class Change:
     content: list[str]
     """Differences in content."""
     environment: list[str]
-    """Differences in machine, software and settings."""
+    """Differences in machine, software and settings, and in the stored dtype."""
     config: list[str]
-    """Changes of config.json and generation_config.json."""
+    """Changes of config.json and generation_config.json that can move outputs."""
     answer: str = ""
     """What changed: the model's files, its code, or a library's rounding; "" if the capture shows no change."""
     module: str | None = None
@@ -144,10 +146,10 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     dtypes = expected.key.machine.dtype, actual.key.machine.dtype
     if dtypes[0] != dtypes[1]:
         content.append(f"dtype {dtypes[0]} → {dtypes[1]}")
-    config = (
-        list_changes(expected.config, actual.config) if expected.config and actual.config else []
-    )
-    environment = list(_environment(expected, actual))
+    changes = list_config_changes(expected.config, actual.config)
+    config = [one for one in changes if can_move_outputs(one)]
+    environment = [one for one in changes if one not in config]
+    environment += _environment(expected, actual)
     part = common_part(expected.signature, actual.signature) if has_same_inputs(*contents) else None
     if part is None:
         content = content or ["no likely id in common"]

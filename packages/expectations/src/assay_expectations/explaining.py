@@ -29,6 +29,7 @@ from assay_expectations.records import (
     Reference,
     Seen,
     Signature,
+    can_move_outputs,
     list_changes,
     place_of,
     recapture_command,
@@ -146,8 +147,8 @@ def _explain_moved(
     )
     first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
     changed = f"the exact outputs ({dtype}) move by {format_number(moved)}{first}"
-    if seen.config:
-        return "files", f"{'; '.join(seen.config)}: {changed}", module
+    if config := [one for one in seen.config if can_move_outputs(one)]:
+        return "files", f"{'; '.join(config)}: {changed}", module
     return "code", f"the model's code changed{packages and f' ({packages})'}: {changed}", module
 
 

@@ -56,6 +56,7 @@ from assay_expectations.judging import (
     values_of,
 )
 from assay_expectations.records import (
+    STORED_DTYPE,
     AllSeen,
     Captured,
     CaptureOptions,
@@ -76,7 +77,7 @@ from assay_expectations.records import (
     content_differences,
     has_same_inputs,
     input_of,
-    list_changes,
+    list_config_changes,
     read_expectation,
 )
 
@@ -414,7 +415,10 @@ def read_settings(model: str) -> dict[str, Any]:
     with weightless_folder(resolve_model(model), "refuse") as folder:
         for file in ("config.json", "generation_config.json"):
             if (folder / file).is_file():
-                found |= _flatten(read_json_object(folder / file), f"{file}: ")
+                values = read_json_object(folder / file)
+                found |= _flatten(values, f"{file}: ")
+                if file == "config.json":
+                    found[STORED_DTYPE] = values.get("dtype", values.get("torch_dtype"))
     return found
 
 
@@ -602,9 +606,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     model = request.model or find_model(expectation.model, Path(file))
     try:
         resolve_model(model)
-        config = (
-            list_changes(expectation.config, read_settings(model)) if expectation.config else []
-        )
+        config = list_config_changes(expectation.config, read_settings(model))
     except (UsageError, MachineError) as error:
         return Seen(file=file, missing=str(error).partition("; the recipes are")[0])
     prompts = expectation.prompts or None

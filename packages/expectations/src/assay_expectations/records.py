@@ -152,6 +152,24 @@ def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[
     ]
 
 
+STORED_DTYPE = "config.json: dtype"
+
+
+def list_config_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """List the changes of `Expectation.config`, except of a dtype that an older file does not record."""
+    has_both = STORED_DTYPE in then and STORED_DTYPE in now
+    sides = [
+        {name: value for name, value in side.items() if has_both or name != STORED_DTYPE}
+        for side in (then, now)
+    ]
+    return list_changes(*sides) if then and now else []
+
+
+def can_move_outputs(change: str) -> bool:
+    """Return False for a change of the stored dtype: a run loads the dtype of its RUN."""
+    return not change.startswith(f"{STORED_DTYPE} ")
+
+
 def _shown(values: Mapping[str, object], name: str) -> str:
     return shorten(values[name]) if values.get(name) is not None else "absent"
 

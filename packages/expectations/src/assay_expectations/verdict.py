@@ -199,7 +199,8 @@ def _judge_one(
         return failed(0, seen.problem or "no outputs", **facts)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
-    facts["since_capture"] = [describe_environment(expectation, here), *seen.config]
+    changed = [describe_environment(expectation, here), *seen.config]
+    facts["since_capture"] = [one for one in changed if one]
     if is_within_limits(judged):
         return level_of_signature(name, expectation, judged, None, facts)
     explained = explain(expectation, seen, here, run, output)

@@ -263,6 +263,22 @@ def test_an_equal_capture_keeps_the_approval(
     assert path.read_bytes() == before
 
 
+def test_an_equal_capture_can_approve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    progress = SilentProgress()
+    monkeypatch.setattr(progress, "note", notes.append)
+    plain = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
+    path, approvals = tmp_path, []
+    for update in ({}, {"approved_by": "Ada"}, {"reason": "read again"}):
+        options = plain.model_copy(update=update)
+        answer(monkeypatch, expectation().signature, options=options)
+        path = capture_expectation(options, tmp_path, progress)
+        origin = read_expectation(path).provenance
+        approvals.append((origin.approved_by, origin.reason))
+    assert approvals == [(None, None), ("Ada", None), ("Ada", "read again")]
+    assert notes == [f"written: {path}", f"approved: {path}", f"approved: {path}"]
+
+
 def test_an_approved_expectation_is_only_replaced_for_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

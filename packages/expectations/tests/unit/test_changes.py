@@ -110,6 +110,17 @@ def test_changed_settings_are_named_before_code() -> None:
     assert answer == "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs move by 0.5"
 
 
+def test_stored_dtype_is_noted_but_moves_nothing() -> None:
+    before = EXPECTED.model_copy(update={"config": {"a": 1, "config.json: dtype": "float32"}})
+    after = {"config": {"a": 1, "config.json: dtype": "bfloat16"}}
+    change = find_change(before, with_yardstick(MOVED).model_copy(update=after))
+    assert change.environment[0] == "config.json: dtype float32 → bfloat16"
+    assert change.config == []
+    assert change.answer.startswith("the model's code changed")
+    older = EXPECTED.model_copy(update={"config": {"a": 1}})
+    assert find_change(older, captured(NOISE, NOISE, **after)).environment == []
+
+
 def test_changed_weights_are_compared_without_a_verdict() -> None:
     weights = {"a.weight": CONTENT.weights["a.weight"].model_copy(update={"hash": "h2"})}
     key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"weights": weights}))

@@ -89,6 +89,11 @@ def test_changed_settings_explain_other_exact_outputs() -> None:
     assert advice == f"if the change is meant: {RECAPTURE}"
 
 
+def test_stored_dtype_does_not_explain_other_exact_outputs() -> None:
+    change = "config.json: dtype float32 → bfloat16"
+    assert answered(MOVED, reference(MOVED, None), config=(change,))[0] == "code"
+
+
 def test_fault_beside_changed_code_is_looked_for_here() -> None:
     host = distributions([-1.5 + NOISE, -2.5 - NOISE])
     answer, sentence, advice, _ = answered(WRONG, reference(MOVED, host))
@@ -182,6 +187,7 @@ def test_settings_that_change_no_output_are_noted() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION], here)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes == [f"e: changed since its capture: {change}"]
+    assert (verdict.levels["e"].model_extra or {})["since_capture"] == [change]
 
 
 def test_stale_weights_state_the_size_of_the_change() -> None:

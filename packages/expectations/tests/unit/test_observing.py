@@ -15,6 +15,7 @@ from assay_expectations.observing import (
     machine_of,
     observe_all,
     project,
+    read_settings,
     sign_patterns,
 )
 from assay_expectations.records import VerifyRequest, write_expectation
@@ -82,6 +83,12 @@ def test_variants_of_the_simulated_device_are_different_machines(
     machine = machine_of(parsed, open_device(parsed.device))
     assert machine.architecture == architecture or "-" not in machine.architecture
     assert machine.precision == precision
+
+
+def test_stored_dtype_is_read_by_either_name(tmp_path: Path) -> None:
+    for name in ("dtype", "torch_dtype"):
+        (tmp_path / "config.json").write_text(f'{{"{name}": "bfloat16", "text": {{"dtype": "x"}}}}')
+        assert read_settings(str(tmp_path)) == {"config.json: dtype": "bfloat16"}
 
 
 def written_here(folder: Path) -> Path:
