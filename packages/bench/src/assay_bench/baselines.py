@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from assay.errors import UsageError
-from assay.files import open_file, read_sealed, write_sealed
+from assay.files import DiskError, open_file, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome, Record
 from assay_bench.comparing import (
@@ -73,7 +73,7 @@ def read_baseline(path: Path) -> Baseline:
 def accept(
     evaluation: Evaluation, path: Path, terms: Terms, *, by: str | None, reason: str | None
 ) -> Path:
-    """Write or replace the baseline file `path` and return it.
+    """Write or replace the baseline file `path`, and create its folder. Return the file.
 
     Raises: UsageError if the numbers are not finite or no better than a guess; and, without a reason, if
         the evaluation is worse than the one it replaces, or better by more than the margins, which
@@ -87,6 +87,10 @@ def accept(
         raise UsageError(f"this evaluation cannot be a baseline: {'; '.join(problems)}")
     if reason is None and path.is_file():
         _refuse_surprises(read_baseline(path).evaluation(), evaluation, path, terms)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError.refused(path.parent, error) from error
     run = provenance()
     acceptance = Acceptance(by=by, date=run["date"], reason=reason, command=run["command"])
     return write_sealed(path, Baseline.of(evaluation, acceptance))

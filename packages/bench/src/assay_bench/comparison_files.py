@@ -145,7 +145,7 @@ def measure_in_words(measure: Measure) -> str:
     """Describe both values, the difference with its bounds, and the conclusion."""
     term = "underpowered: " if measure.judged is Outcome.NOT_COMPARED else ""
     values = (
-        f"{term}{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
+        f"{term}{_name_in_words(measure)} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
         f" difference {_number(measure, measure.difference, '+')} ({_number(measure, measure.low, '+')} to"
         f" {_number(measure, measure.high, '+')}): "
     )
@@ -170,6 +170,14 @@ def measure_in_words(measure: Measure) -> str:
         f"{values}{items} cannot exclude a {drop} of {margin}{instead}"
         f"{_needed_in_words(measure, 'if the candidate is as good')}"
     )
+
+
+def _name_in_words(measure: Measure) -> str:
+    """Add the unit to a measure that is not named for what its numbers are."""
+    if measure.kind != "nats per byte":
+        return measure.name
+    what = "log-likelihood, " if measure.name == "perplexity" else ""
+    return f"{measure.name} ({what}nats per byte)"
 
 
 def _items_in_words(measure: Measure) -> str:
@@ -297,7 +305,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
             yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
         for one in task.measures:
             yield (
-                f"| {name} | {escape_markdown(one.name)} | {one.base:.4g} | {one.candidate:.4g} |"
+                f"| {name} | {escape_markdown(_name_in_words(one))} | {one.base:.4g} | {one.candidate:.4g} |"
                 f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
                 f" {_items_in_words(one).replace(' items', '')} | {one.judged} |"
             )

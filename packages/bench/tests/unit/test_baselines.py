@@ -25,7 +25,7 @@ def test_baseline_round_trips_without_texts(tmp_path: Path) -> None:
     given = evaluation(
         task([item(n, right=n % 2 == 0, log_probability=-n / 7, cluster="c") for n in range(9)])
     )
-    path = write(given, tmp_path / "b.json", "the first")
+    path = write(given, tmp_path / "new" / "b.json", "the first")
     assert is_baseline(path)
     baseline = read_baseline(path)
     assert (baseline.acceptance.by, baseline.acceptance.reason) == ("A. Lovelace", "the first")

@@ -590,3 +590,13 @@ def test_suite_of_the_runs_judges(
 def test_invalid_recorded_suite_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="model: invalid suite: "):
         choose_terms(of_suite("s", -1.0), of_suite("s"), None, OFFLINE)
+
+
+def test_perplexity_is_named_for_its_numbers() -> None:
+    values = Score(kind="nats per byte", values=(-1.5,) * 400)
+    items = [item(n, right=None) for n in range(400)]
+    side = evaluation(task(items, scores={"perplexity": values}))
+    (measure,) = compare(side, side, TERMS).tasks[0].measures
+    assert measure_in_words(measure).startswith(
+        "perplexity (log-likelihood, nats per byte) -1.5000 -> -1.5000, "
+    )

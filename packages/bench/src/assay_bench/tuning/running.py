@@ -10,7 +10,7 @@ window. Real tails are somewhat heavier.
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,15 @@ from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
-from assay.judge.levels import Cause, LevelResult, conclude, failed, not_compared, passed
+from assay.judge.levels import (
+    Cause,
+    LevelResult,
+    conclude,
+    failed,
+    not_compared,
+    outcome_of_levels,
+    passed,
+)
 from assay.launch import RemoteFunction, TimeLimits, World, call
 from assay.runs import Progress, RunFolder, provenance
 from assay.runs.folders import locked
@@ -91,9 +99,17 @@ def judge_tunings(
         candidate={"run": ", ".join(dict.fromkeys(one.record.recipe.run for one in tunings))},
         notes=[note for tuning in tunings for note in _notes(tuning)],
         compared_unit="losses",
+        headline=_headline(levels, has_baseline=baseline is not None),
         unmatched=Unmatched(expected=not_compared),
     )
     return verdict, rows
+
+
+def _headline(levels: Mapping[str, LevelResult], *, has_baseline: bool) -> str | None:
+    if outcome_of_levels({name: one.level for name, one in levels.items()}) is not Outcome.PASS:
+        return None
+    losses = ", and its losses are in the band of the baseline" if has_baseline else ""
+    return f"Each tuned model learned its mixture and kept each source{losses}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.2, 2.2, seed=2), tuning(3.1, 2.1,
 def test_more_probable_held_out_text_passes() -> None:
     verdict, _ = judge_tunings([tuning()], None)
     assert verdict.verdict is Outcome.PASS
+    assert verdict.headline == "Each tuned model learned its mixture and kept each source."
     learned, sums, library = verdict.levels.values()
     # 3/4 of 4.3 and 1/4 of 1.05; 3/4 of 2.25 and 1/4 of 1.25. Changes of rows: -1.45, -1.525, -1.45, -1.525. Their
     # deviation is 0.075 / sqrt(3), and Student's t with three degrees of freedom exceeds 4.5407 in 1 %.
@@ -100,6 +101,7 @@ def test_part_that_is_forgotten_fails_and_is_named_although_the_mixture_is_learn
     found = tuning(start=start, after=AFTER | {"standard-library": [5.1, 5.2, 5.3, 5.472]})
     verdict, rows = judge_tunings([found], None)
     assert verdict.verdict is Outcome.FAIL
+    assert verdict.headline is None
     failed = {name: one.reason for name, one in verdict.levels.items() if one.verdict == "FAIL"}
     assert list(failed) == ["micro:llama full seed 0: held-out standard-library"]
     assert "(perplexity 3.3 -> 194):" in str(*failed.values())
