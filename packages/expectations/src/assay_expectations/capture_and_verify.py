@@ -245,7 +245,7 @@ def verify_expectations(
         try:
             expectations[file] = read_expectation(file)
         except UnreadableFileError as error:
-            broken[str(file)] = str(error).removeprefix(f"{file}: ")
+            broken[str(file)] = str(error).removeprefix(str(file)).lstrip(":, ")
     if not expectations:
         raise UnreadableFileError(
             "; ".join(f"{file}: {problem}" for file, problem in broken.items())

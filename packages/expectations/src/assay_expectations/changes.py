@@ -396,7 +396,10 @@ def change_as_markdown(expected: Expectation, actual: Expectation, change: Chang
 def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
     yield f"### {escape_markdown(f'{actual.model} on {actual.provenance.run}: {change.kind}')}"
     yield ""
-    yield f"{escape_markdown(change.summary[:1].upper() + change.summary[1:])}."
+    first, *_ = change.summary.split()
+    is_file_name = first.endswith(".json:")
+    summary = change.summary if is_file_name else change.summary[:1].upper() + change.summary[1:]
+    yield f"{escape_markdown(summary)}."
     if change.judged is not None:
         yield from (
             "",

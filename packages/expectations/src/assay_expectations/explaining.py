@@ -92,34 +92,39 @@ def explain(
         return Explained("none", "", steps.find_or_accept)
     reference, observed = seen.reference, seen.observed.distributions
     agrees = reference.on_host is None or _agrees(expectation, reference, observed)
-    packages = describe_environment(expectation, here)
     moved = exact_change(expectation.signature, reference.yardstick)
     if moved <= EXACT_ROUNDING[reference.yardstick_dtype]:
-        return _explain_same(expectation, reference, packages, steps, agrees=agrees)
-    answer, sentence, module = _explain_moved(expectation, seen, reference, packages)
+        return _explain_same(expectation, reference, here, steps, agrees=agrees)
+    answer, sentence, module = _explain_moved(
+        expectation, seen, reference, describe_environment(expectation, here)
+    )
     if not agrees:
         sentence += "; besides, the run fails against a reference of this environment"
         return Explained(answer, sentence, steps.find, module)
     if reference.on_host is not None:
         sentence += "; the run agrees with a reference of this environment"
     advice = f"if the change is meant: {steps.recapture}" if steps.recapture else steps.find
+    if answer == "files":
+        advice = f"restore the file; {advice}"
     if answer == "code":
         advice += f"; to find the operation: {golden_commands(expectation)}"
     return Explained(answer, sentence, advice, module)
 
 
 def _explain_same(
-    expectation: Expectation, reference: Reference, packages: str, steps: _Steps, *, agrees: bool
+    expectation: Expectation, reference: Reference, here: AllSeen, steps: _Steps, *, agrees: bool
 ) -> Explained:
     """Explain a run over a limit whose yardstick gives the captured values.
 
     agrees: True if the run agrees with the host in the same dtype, or is that run.
     """
     same = "the exact outputs are those of the capture"
+    host = "the host without the setup function" if here.setup else "the host"
+    packages = describe_environment(expectation, here)
     module = first_grown(expectation.layers, reference.layers)
     where = "" if module is None else f", first in {module or '(model)'}"
     if not agrees:
-        sentence = f"the run itself is wrong{where}: {same}, and the run disagrees with the host"
+        sentence = f"the run itself is wrong{where}: {same}, and the run disagrees with {host}"
         return Explained("run", sentence, steps.find, module)
     if not packages:
         lost = f"the run is less accurate than at its capture{where}"

@@ -292,9 +292,12 @@ def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> Non
 def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
     """Describe an expectation of another machine or dtype, with its result here if it was observed."""
     there = expectation.key.machine
-    differing = ", ".join(machine_differences(there, here.machine))
-    kind = "machine" if _without_dtype(there) != _without_dtype(here.machine) else "dtype"
-    description = f"{name} belongs to another {kind}: {differing}"
+    if _without_dtype(there) != _without_dtype(here.machine):
+        differing = ", ".join(machine_differences(there, here.machine))
+        description = f"{name} belongs to another machine: {differing}"
+    else:
+        operands = "" if there.precision == there.dtype else f" with operands in {there.precision}"
+        description = f"{name} is not verified here: it is of {there.dtype}{operands}"
     if seen.observed is None:
         return description
     result = describe_worst(judge_by(expectation, seen.observed.distributions), "its noise")

@@ -327,7 +327,7 @@ def test_a_broken_file_does_not_stop_the_others(
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["a"].verdict is Outcome.PASS
     assert verdict.levels[str(broken)].reason == (
-        f"{broken}, line 1: it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE),"
+        "line 1: it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE),"
         " then run assay expect verify"
     )
 

@@ -144,9 +144,9 @@ def test_changed_files_are_named_together_and_no_check_of_today() -> None:
     )
     for update in ({"key": key}, eps, eps | {"key": key}):
         now = code.model_copy(update=update)
-        assert "To find the operation" not in change_as_markdown(
-            before, now, find_change(before, now)
-        )
+        text = change_as_markdown(before, now, find_change(before, now))
+        assert "To find the operation" not in text
+        assert "Config.json" not in text
     assert "--golden OLD.golden" in change_as_markdown(EXPECTED, code, find_change(EXPECTED, code))
 
 

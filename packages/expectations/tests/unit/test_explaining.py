@@ -86,7 +86,7 @@ def test_changed_settings_explain_other_exact_outputs() -> None:
     answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), config=(change,))
     assert answer == "files"
     assert sentence.startswith(f"{change}: the exact outputs (float64) move by 0.5")
-    assert advice == f"if the change is meant: {RECAPTURE}"
+    assert advice == f"restore the file; if the change is meant: {RECAPTURE}"
 
 
 def test_stored_dtype_does_not_explain_other_exact_outputs() -> None:
@@ -125,7 +125,10 @@ def test_run_that_disagrees_with_the_host_is_wrong_itself() -> None:
     host = distributions(off(NOISE))
     answer, sentence, advice, _ = answered(WRONG, reference(EXACT, host), setup="k.py:install")
     assert answer == "run"
-    assert sentence.startswith("the run itself is wrong, first in a.b: the exact outputs are those")
+    assert sentence == (
+        "the run itself is wrong, first in a.b: the exact outputs are those of the capture, and the run"
+        " disagrees with the host without the setup function"
+    )
     assert advice == f"to find the operation: {CHECK} --candidate-setup k.py:install"
 
 

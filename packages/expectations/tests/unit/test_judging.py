@@ -291,6 +291,15 @@ def test_changed_software_does_not_excuse_a_failure() -> None:
     assert verdict.notes[0] == "a: changed since its capture: torch 2.13.0 → 2.14.0"
 
 
+def test_expectation_of_another_dtype_is_named_by_it() -> None:
+    machine = Machine(vendor="acme", architecture="a1", dtype="float32", precision="tf32")
+    key = EXPECTATION.key.model_copy(update={"machine": machine})
+    other = EXPECTATION.model_copy(update={"key": key})
+    unseen = Seen(file="b.json")
+    verdict, _ = judge_seen(RUN, [EXPECTATION, other], here(seen(), unseen))
+    assert verdict.notes == ["b is not verified here: it is of float32 with operands in tf32"]
+
+
 def test_expectations_of_other_machines_are_not_a_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
