@@ -114,7 +114,7 @@ def _write_rank(folder: Path, rank: int, part: torch.Tensor) -> None:
         (truncate, "Module.lm_head.Linear.forward.2.output.0.pt"),
         (lose_file, "Module.lm_head.Linear.forward.2.output.0.pt is missing"),
         (hide_code, "objects other than tensors, which assay does not unpickle"),
-        (lose_step, "tokens of step 2 (1 token of 1 row)"),
+        (lose_step, "tokens of step 2 (rows x tokens: 1 x 1)"),
         (cut_off, "the run was cut off in step 2: its last results are those of layers.1"),
         (double_call, "ACTUAL holds the same values twice in a pass: lm_head:output"),
         (warm_up, "ACTUAL holds only a warm-up: all of its tokens are equal"),
