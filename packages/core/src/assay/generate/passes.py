@@ -128,6 +128,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
                 batch,
                 rows=batch.rows[row : row + 1],
                 prompts=batch.prompts[row : row + 1],
+                media=batch.media[row : row + 1],
                 padded_to=batch.length,
             ),
             BatchSource(batch.number, row),

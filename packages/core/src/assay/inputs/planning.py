@@ -252,7 +252,9 @@ _FAR = 1000
 
 
 def describe_hard_cases(batches: Sequence[Batch], limits: ModelLimits) -> dict[str, bool | None]:
-    """Map each hard case to True if `batches` cover it, or None if the model cannot have it."""
+    """Map each hard case of texts to True if `batches` cover it, or None if the model cannot have it."""
+    if not limits.has_tokens:
+        return {}
     generates = limits.can_generate
     # The last new token is never an input.
     num_processed = [

@@ -20,6 +20,8 @@ from transformers import (
     ViTForImageClassification,
     Wav2Vec2Config,
     Wav2Vec2ForCTC,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 from assay.models.transformers_calls import quiet_transformers
@@ -43,6 +45,23 @@ SOUNDS: dict[str, Any] = {
     "num_conv_pos_embedding_groups": 4,
     "vocab_size": 40,
 }
+WHISPER: dict[str, Any] = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "vocab_size": 300,
+    "num_mel_bins": 16,
+    "max_source_positions": 50,
+    "max_target_positions": 64,
+    "pad_token_id": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+}
 
 PLANTS = """
 import torch
@@ -58,6 +77,25 @@ def other_normalization(model):
         lambda module, args, kwargs: (args, {**kwargs, "pixel_values": kwargs["pixel_values"] * 0.9}),
         with_kwargs=True,
     )
+
+
+def transposed_convolution(model):
+    weight = model.model.encoder.conv2.weight
+    weight.data = weight.data.flip(-1)
+
+
+def rolled_cross_cache(model):
+    decoder = model.get_decoder()
+    forward = decoder.forward
+
+    def changed(*args, **kwargs):
+        cache = kwargs["past_key_values"]
+        if cache.get_seq_length() == 2:
+            for layer in cache.cross_attention_cache.layers:
+                layer.keys = layer.keys.roll(1, 0)
+        return forward(*args, **kwargs)
+
+    decoder.forward = changed
 
 
 def scaled_convolution(model):
@@ -162,6 +200,32 @@ def test_contrastive_pair_gets_an_image_next_to_each_text(
     if plant is None:
         assert run.code == 0, run.stdout
         assert "logits_per_image" in run.verdict["levels"]["outputs"]["outputs"]
+    else:
+        assert run.code == 1, run.stdout
+        assert run.verdict["location"]["module"] == module
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [
+        (None, None),
+        ("transposed_convolution", "model.encoder.conv2"),
+        ("rolled_cross_cache", "model.decoder"),
+    ],
+)
+def test_speech_is_generated_from_sounds(
+    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+) -> None:
+    config = WhisperConfig(**WHISPER)
+    model = save(tmp_path / "model", WhisperForConditionalGeneration, config)
+    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+
+    run = assay("check", "generate", model, *RUNS, "--max-new-tokens", "4", *setup)
+
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert run.verdict["levels"]["tokens"]["verdict"] == "PASS"
     else:
         assert run.code == 1, run.stdout
         assert run.verdict["location"]["module"] == module

@@ -25,7 +25,7 @@ from assay.generate.passes import (
 from assay.generate.text_levels import SCORE_TOLERANCE, compare_scores
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.tensors import Boundary
-from assay.inputs import Batch
+from assay.inputs import Batch, Media
 from assay.models import LoadedModel, load_model
 from assay.recording.modules import Recorder
 from assay.replay.modules import Replayer
@@ -102,6 +102,13 @@ def test_single_rows_are_matched_with_the_same_tensors_as_whole_batches(
     assert down.num_elements == (6 + 4) * 96
     assert 0 < down.relative_error < 1e-6
     assert all(port.exact.num_different == 0 for port in results.ports.values())
+
+
+def test_single_row_has_its_own_image() -> None:
+    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (5, 6))
+    batch = Batch(0, ((), ()), (0, 1), 0, 0, media=media)
+
+    assert [work.batch.media for work in single_rows([batch])] == [media[:1], media[1:]]
 
 
 def test_single_rows_keep_the_padding_of_their_batch(batch: Batch) -> None:
