@@ -26,7 +26,7 @@ from assay.judge.levels import (
 from assay.kernel import FEWEST_IN_ROW
 from assay.metrics import RowErrors
 from assay.noise import at_least
-from assay.verdicts import Ratio
+from assay.verdicts import Measurement, Ratio, TokenPosition
 
 # Half the logarithm of the ratio of two variances of n values each is normal with variance 1 / n (Fisher,
 # Statistical Methods for Research Workers, 41). 3.7 standard deviations leave one of 10,000 clean outputs.
@@ -143,8 +143,9 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
         return problem
     limit_of, unit = evidence.limits.of, evidence.unit_roundoff
     judged: list[Ratio] = []
-    result = LevelResult(level_of(1, 0, {}))
-    facts: dict[str, Any] = {}
+    measurements: list[Measurement] = []
+    first_bad: TokenPosition | None = None
+    texts: dict[str, Any] = {}
     num_rows = 0
     for name in names:
         expected, actual = evidence.expected(name), evidence.actual(name)
@@ -157,20 +158,17 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
         ratios = [one.judged(limit_of(one.statistic)) for one in output_ratios(rows, noise, unit)]
         judged += ratios
         num_rows += len(rows.errors.error)
-        result.measurements += [one.measurement("outputs", port) for one in ratios]
-        facts[port] = describe_texts(rows.texts_BC, noise.texts_BC, texts_BC)
-        if result.first_bad is None and ratios[-1].failed:
-            result.first_bad = _first_bad(evidence, rows.errors, ratios[-1])
-    result.judged = judged
-    result.level = level_of(
-        num_rows,
-        sum(one.failed for one in judged),
-        describe_judged_level(judged) | {"limits_origin": evidence.limits.origin, "outputs": facts},
-    )
-    return result
+        measurements += [one.measurement("outputs", port) for one in ratios]
+        texts[port] = describe_texts(rows.texts_BC, noise.texts_BC, texts_BC)
+        if first_bad is None and ratios[-1].failed:
+            first_bad = _first_bad(evidence, rows.errors, ratios[-1])
+    facts = {"limits_origin": evidence.limits.origin, "outputs": texts}
+    num_failed = sum(one.failed for one in judged)
+    level = level_of(num_rows, num_failed, describe_judged_level(judged) | facts)
+    return LevelResult(level, measurements, judged=judged, first_bad=first_bad)
 
 
-def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> Any:  # noqa: ANN401
+def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> TokenPosition | None:
     """Return the first token whose error is over the limit of the worst row; None without tokens."""
     bad = ~(rows.relative() <= worst.resolution) & (rows.position >= 0)
     numbers = bad.nonzero()[:, 0].tolist()

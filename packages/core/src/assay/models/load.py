@@ -1,6 +1,7 @@
 """Load models for comparison: exact weights, a chosen dtype, evaluation mode; their size, and what follows from it."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -347,6 +348,8 @@ def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
     return value
 
 
+# Keys of a configuration whose model puts images or sounds between the tokens of a text.
+_TOKENS_OF_MEDIA = re.compile(r".*(image|img|video|vision|audio|speech).*_token_(id|index)")
 _MEDIA = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 
 
@@ -359,11 +362,8 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     if "input_ids" not in parameters:
         return str(getattr(module, "main_input_name", ""))
     known = [name for name in _MEDIA if name in parameters]
-    is_mixed = any("_token_i" in key for key in vars(module.config) if not key.startswith(_ENDS))
+    is_mixed = any(_TOKENS_OF_MEDIA.fullmatch(key) for key in vars(module.config))
     return known[0] if known and not is_mixed and not module.can_generate() else ""
-
-
-_ENDS = ("bos", "eos", "pad", "sep", "cls", "unk", "mask", "decoder_start", "_")
 
 
 def _pad_token_id(
