@@ -328,7 +328,7 @@ def read_side(side: str) -> Expectation:
         raise UsageError(f"{side}: git cannot be run: {error.strerror}") from None
     if done.returncode:
         problem = done.stderr.strip().removeprefix("fatal: ")
-        raise UsageError(f"{side} is no file, and not in git either: {shorten(problem)}")
+        raise UsageError(f"{side} is neither a file nor a version in git: {shorten(problem)}")
     return parse_expectation(done.stdout, side)
 
 

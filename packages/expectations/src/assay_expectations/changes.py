@@ -102,7 +102,7 @@ class Change:
     config: list[str]
     """Changes of config.json and generation_config.json that can move outputs."""
     answer: str = ""
-    """What changed: the model's files, its code, or a library's rounding; "" if the capture shows no change."""
+    """Sentence that names the change in the model's files, its code or a library's rounding; "" without one."""
     module: str | None = None
     """The first module with other results; None if unknown."""
     coverage: str = ""

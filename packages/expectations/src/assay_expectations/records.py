@@ -480,7 +480,7 @@ class VerifyRequest(Record):
 
 
 class Reference(Record):
-    """What this environment computes without the setup function, to explain an observation over a limit."""
+    """Outputs of this environment without the setup function, to explain an observation over a limit."""
 
     yardstick: Distributions
     yardstick_dtype: Literal["float64", "float32"]
@@ -521,7 +521,7 @@ class Seen(Record):
     problem: str | None = None
     """Reason why the model could not run."""
     missing: str | None = None
-    """Reason why there is no such model here, or none that can be read."""
+    """Reason why the model is absent or cannot be read; None if it was loaded."""
 
 
 class AllSeen(Record):

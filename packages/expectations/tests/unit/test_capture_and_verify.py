@@ -342,7 +342,9 @@ def test_a_side_of_a_diff_may_be_in_git_or_in_a_pipe(
     path.write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert read_side("HEAD:a.json").model == "micro:llama"
-    with pytest.raises(UsageError, match=r"^HEAD:b.json is no file, and not in git either: path "):
+    with pytest.raises(
+        UsageError, match=r"^HEAD:b.json is neither a file nor a version in git: path "
+    ):
         read_side("HEAD:b.json")
 
     pipe = tmp_path / "pipe"

@@ -106,7 +106,10 @@ def _reproduce_programs(
     words: "Words",
     progress: "Progress",
 ) -> "Write | str":
-    """Return what writes the operations behind a wrong value; or why there are none, "" if by design."""
+    """Return a function that writes the operations behind a wrong value, or the reason why none can be written.
+
+    The reason is "" where the run records no such operations.
+    """
     from assay.judge.limits import load_limits
     from assay.replay.value_programs import Wanted
     from assay.reproduce.folder import build, find_tokens, write
@@ -134,7 +137,7 @@ def _reproduce_programs(
 def _reproduce_state(
     check: "_Check", location: "Location", folder: Path, words: "Words", progress: "Progress"
 ) -> "Write | str":
-    """Return what writes a wrong weight, moment or setting; or why there is none."""
+    """Return a function that writes a wrong weight, moment or setting, or the reason why it finds none."""
     from assay.reproduce.wrong_values import choose, write
 
     found = choose(check.find(location.phase, folder, progress), location.parameter)
@@ -162,7 +165,7 @@ def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
 
 
 class _Check(NamedTuple):
-    """What is needed of the check behind a run."""
+    """The parts of a check that a reproducer needs."""
 
     device: str
     dtype: str

@@ -24,9 +24,6 @@ from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
 
-# Outputs that restate the input of a loss or hold single numbers of a batch, not of its rows.
-_NO_OUTPUTS = frozenset({"loss", "aux_loss", "z_loss"})
-
 
 class OutputError(UsageError):
     """Output that cannot be compared with anything: the model raised, or returned another shape.
@@ -264,11 +261,11 @@ def name_outputs(output: object, vocab_size: int) -> dict[str, Tensor]:
 
     Logits over the vocabulary, (B, T, V), are called `LOGITS`. The others have the prefix "output-":
     hidden states (B, T, C), pooled embeddings (B, C), class scores (B, K).
-    output: a dict of transformers, a tuple or a tensor. Losses, caches and the states of layers are left out.
+    output: a dict of transformers, a tuple or a tensor. Single numbers such as losses, caches and the states of layers are left out.
     Raises: OutputError without any.
     """
     if isinstance(output, Mapping):
-        named = [(str(name), value) for name, value in output.items() if name not in _NO_OUTPUTS]
+        named = [(str(name), value) for name, value in output.items()]
     else:
         values = output if isinstance(output, list | tuple) else [output]
         named = [(str(number), value) for number, value in enumerate(values)]

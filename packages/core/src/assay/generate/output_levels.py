@@ -35,59 +35,68 @@ _CHANCE = 3.7
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """The rows of one output, of all batches."""
+    """The rows of an output: of one batch, or of all."""
 
     errors: RowErrors
     num_values: int
     """Values of the shortest row, C."""
-    texts_BC: Tensor
-    """Each text's row, or the mean of its tokens' rows, in float64; empty if their sizes differ."""
+    texts: list[Tensor]
+    """Of each batch, every text's row, or the mean of its tokens' rows, (B, C) in float64."""
+    expected_texts: list[Tensor]
+    """The same of the expected output."""
 
 
 def compare_output(
     batches: Sequence[Batch], actual: Sequence[Tensor], expected: Sequence[Tensor]
-) -> tuple[OutputRows, Tensor]:
+) -> OutputRows:
     """Compare an output of all batches, row by row. Padding is left out.
 
-    Shapes: each pair alike, (B, T, ...) or (B, ...). An infinity that both hold is equal.
-    Returns: the rows of `actual`, and each text's row of `expected` like `OutputRows.texts_BC`.
+    Shapes: each pair alike, (B, T, ...) or (B, ...). An infinity that both hold is equal; any other is an
+    infinite error.
     """
-    of_tokens = _is_of_tokens(batches, expected)
-    parts, texts, expected_texts = [], [], []
-    num_values = []
-    for batch, one, other in zip(batches, actual, expected, strict=True):
-        reference = other.double().nan_to_num(0.0, 0.0, 0.0)
-        change = torch.where(one == other, 0.0, one.double() - reference)
-        mask_BT = batch.attention_mask.bool()
-        prompts = torch.tensor(batch.prompts)
-        if of_tokens:
-            shape = (*mask_BT.shape, *[1] * (other.ndim - 2))
-            change, reference = (
-                value.masked_fill(~mask_BT.view(shape), 0.0) for value in (change, reference)
-            )
-        if of_tokens and other.ndim > 2:
-            starts_B1 = mask_BT.long().argmax(1, keepdim=True)
-            positions_BT = torch.arange(batch.length).expand_as(mask_BT) - starts_B1
-            numbers_BT = prompts[:, None].expand_as(mask_BT)
-            rows = change.flatten(2)[mask_BT], reference.flatten(2)[mask_BT]
-            addresses = numbers_BT[mask_BT], positions_BT[mask_BT]
-            sizes_B1 = mask_BT.sum(1, keepdim=True)
-            means = [value.flatten(2).sum(1) / sizes_B1 for value in (change, reference)]
-        else:
-            rows = change.flatten(1), reference.flatten(1)
-            known = prompts if len(prompts) == len(change) else torch.full((len(change),), -1)
-            addresses = known, torch.full_like(known, -1)
-            means = [*rows]
-        num_values.append(rows[0].shape[1])
-        parts.append(_row_errors(*rows, *addresses))
-        texts.append(means[0] + means[1])
-        expected_texts.append(means[1])
-    alike = len({text.shape[1] for text in texts}) == 1
-    actual_BC, expected_BC = (
-        torch.cat(many) if alike else torch.zeros(0, 0) for many in (texts, expected_texts)
+    compare = _compare_tokens if _is_of_tokens(batches, expected) else _compare_texts
+    parts = [compare(*one) for one in zip(batches, actual, expected, strict=True)]
+    return OutputRows(
+        RowErrors.concatenate([part.errors for part in parts]),
+        min(part.num_values for part in parts),
+        [text for part in parts for text in part.texts],
+        [text for part in parts for text in part.expected_texts],
     )
-    errors = RowErrors.concatenate(parts)
-    return OutputRows(errors, min(num_values), actual_BC), expected_BC
+
+
+def _compare_texts(batch: Batch, actual: Tensor, expected: Tensor) -> OutputRows:
+    """Compare a row for each text, (B, ...). Rows of another number have no prompt."""
+    change_RC, size_RC = _change(actual.flatten(1), expected.flatten(1))
+    prompt_R = torch.tensor(batch.prompts)
+    if len(prompt_R) != len(change_RC):
+        prompt_R = torch.full((len(change_RC),), -1)
+    errors = _row_errors(change_RC, size_RC, prompt_R, torch.full_like(prompt_R, -1))
+    return OutputRows(errors, change_RC.shape[1], [size_RC + change_RC], [size_RC])
+
+
+def _compare_tokens(batch: Batch, actual: Tensor, expected: Tensor) -> OutputRows:
+    """Compare a row for each token, (B, T, ...); of one number for each token, a row for each text."""
+    mask_BT = batch.attention_mask.bool()
+    if expected.ndim == 2:
+        kept = [value.masked_fill(~mask_BT, 0.0) for value in (actual, expected)]
+        return _compare_texts(batch, *kept)
+    kept = [value.flatten(2).masked_fill(~mask_BT[..., None], 0.0) for value in (actual, expected)]
+    change_BTC, size_BTC = _change(*kept)
+    positions_BT = mask_BT.long().cumsum(1) - 1
+    prompts_BT = torch.tensor(batch.prompts)[:, None].expand_as(mask_BT)
+    errors = _row_errors(
+        change_BTC[mask_BT], size_BTC[mask_BT], prompts_BT[mask_BT], positions_BT[mask_BT]
+    )
+    lengths_B1 = mask_BT.sum(1, keepdim=True)
+    mean_BC, change_BC = (value.sum(1) / lengths_B1 for value in (size_BTC, change_BTC))
+    return OutputRows(errors, change_BTC.shape[2], [mean_BC + change_BC], [mean_BC])
+
+
+def _change(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the difference, and the expected values without NaN and infinities, in float64."""
+    wide = expected.double()
+    change = torch.where(actual == expected, 0.0, actual.double() - wide)
+    return change, wide.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _is_of_tokens(batches: Sequence[Batch], tensors: Sequence[Tensor]) -> bool:
@@ -153,13 +162,13 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
         port = name.removeprefix("output-")
         if wrong := next((pair for pair in shapes if pair[0] != pair[1]), None):
             return failed(0, f"{port} of shape {wrong[0]}, the reference's has {wrong[1]}")
-        rows, texts_BC = compare_output(section.batches, actual, expected)
-        noise, _ = compare_output(section.batches, evidence.expected(NOISE_PREFIX + name), expected)
+        rows = compare_output(section.batches, actual, expected)
+        noise = compare_output(section.batches, evidence.expected(NOISE_PREFIX + name), expected)
         ratios = [one.judged(limit_of(one.statistic)) for one in output_ratios(rows, noise, unit)]
         judged += ratios
         num_rows += len(rows.errors.error)
         measurements += [one.measurement("outputs", port) for one in ratios]
-        texts[port] = describe_texts(rows.texts_BC, noise.texts_BC, texts_BC)
+        texts[port] = describe_texts(rows, noise)
         if first_bad is None and ratios[-1].failed:
             first_bad = _first_bad(evidence, rows.errors, ratios[-1])
     facts = {"limits_origin": evidence.limits.origin, "outputs": texts}
@@ -178,16 +187,18 @@ def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> Tok
     return evidence.token(int(rows.prompt[first]), int(rows.position[first]))
 
 
-def describe_texts(
-    actual_BC: Tensor, noise_BC: Tensor, expected_BC: Tensor
-) -> dict[str, float | None]:
+def describe_texts(actual: OutputRows, noise: OutputRows) -> dict[str, float | None]:
     """Compare the embeddings of texts as their users do: by cosine, and by the order of neighbors.
 
-    Returns: the smallest cosine of a text with its expected embedding, and `rank_agreement`: the share of pairs of
-        neighbors of a text that are ordered alike; both also for the noise run. None for fewer than 3 texts.
+    Returns: the smallest cosine of a text with its expected embedding, and `rank_agreement`, the share of pairs of
+        neighbors of a text that are ordered alike, None for fewer than 3 texts; both also for the noise run.
+        Empty if the sizes of texts differ.
     """
-    if not expected_BC.numel():
+    if len({text.shape[1] for text in actual.expected_texts}) > 1:
         return {}
+    actual_BC, noise_BC, expected_BC = (
+        torch.cat(texts) for texts in (actual.texts, noise.texts, actual.expected_texts)
+    )
     return {
         "cosine": _least_cosine(actual_BC, expected_BC),
         "noise_cosine": _least_cosine(noise_BC, expected_BC),

@@ -45,6 +45,10 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     prompts = None
     if options.chat and loaded.encode_chat is None:
         raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
+    if options.prompts is not None and not limits.has_tokens:
+        raise UsageError(
+            f"--prompts: {loaded.source.reference} takes {loaded.media_input}, no text"
+        )
     if options.prompts is not None:
         prompts = load_prompts(
             Path(options.prompts),

@@ -76,8 +76,8 @@ def plan_batches(
     if options.batch_size < 1 or options.max_new_tokens < 0 or options.num_prompts < 1:
         raise UsageError("batch size and prompts must be at least 1, new tokens at least 0")
     new_tokens = options.max_new_tokens if limits.can_generate else 0
-    if limits.media is not None and not limits.has_tokens:
-        return _plan_media(limits, limits.media, options, new_tokens)
+    if not limits.has_tokens:
+        prompts = [Prompt(None, ())] * options.num_prompts
     rng = random.Random(options.seed)  # noqa: S311 - reproducible, not secret
     if prompts is None:
         lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
@@ -91,7 +91,7 @@ def plan_batches(
         notes = []
         prompts = _cut(prompts, options, rng)
         long_prompt = None
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts if limits.has_tokens else ()):
         limits.check_ids(prompt.ids, new_tokens, f"prompt {number}")
     if long_prompt is not None:
         limits.check_ids(long_prompt.ids, LONG_NEW_TOKENS, "the long prompt")
@@ -117,27 +117,6 @@ def plan_batches(
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
-
-
-def _plan_media(
-    limits: ModelLimits, media: Media, options: BatchOptions, new_tokens: int
-) -> InputPlan:
-    """Plan batches of images or sounds."""
-    batches: list[Batch] = []
-    for start in range(0, options.num_prompts, options.batch_size):
-        numbers = tuple(range(start, min(start + options.batch_size, options.num_prompts)))
-        batches.append(
-            Batch(
-                len(batches),
-                ((),) * len(numbers),
-                numbers,
-                limits.pad_token_id,
-                new_tokens,
-                media=_draw_media(media, options.seed, numbers),
-                decoder_start=limits.decoder_start,
-            )
-        )
-    return InputPlan(tuple(batches), ())
 
 
 def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class WrongValue:
 
     name: str
     when: str
-    """When it has the wrong value, in words."""
+    """Description of the time at which the value is wrong."""
     expected: Tensor | str
     """Elements in the dtype in which they are stored; a setting as JSON."""
     actual: Tensor | str

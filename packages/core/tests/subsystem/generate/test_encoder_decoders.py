@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import Finished
+from packages.core.tests.subsystem.generate.saved_models import save_random
 
 RunAssay = Callable[..., Finished]
 
@@ -111,27 +109,12 @@ def wrong_start(model):
 """
 
 
-def save(folder: Path, kind: type[PreTrainedModel], config: Any) -> Path:
-    torch.manual_seed(0)
-    with quiet_transformers():
-        model: Any = kind(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.mul_(3)  # the initial weights are too small for attention to matter
-            # A head of its own: transformers does not tie stored weights that differ.
-            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-        model.save_pretrained(folder)
-    (folder / "plants.py").write_text(PLANTS)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     return {
-        "t5": save(folder / "t5", T5ForConditionalGeneration, T5),
-        "bart": save(folder / "bart", BartForConditionalGeneration, BART),
+        "t5": save_random(folder / "t5", T5ForConditionalGeneration, T5, PLANTS),
+        "bart": save_random(folder / "bart", BartForConditionalGeneration, BART, PLANTS),
     }
 
 

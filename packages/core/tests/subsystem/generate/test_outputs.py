@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -17,8 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import Finished
+from packages.core.tests.subsystem.generate.saved_models import save_random
 
 RunAssay = Callable[..., Finished]
 
@@ -61,22 +60,9 @@ def scaled_head(model):
 """
 
 
-def save(folder: Path, kind: type[PreTrainedModel], config: Any) -> Path:
-    torch.manual_seed(0)
-    with quiet_transformers():
-        model = kind(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.mul_(3)  # the initial weights are too small for attention to matter
-        model.save_pretrained(folder)
-    (folder / "plants.py").write_text(PLANTS)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def embedding(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("embedding"), BertModel, BertConfig(**SIZES))
+    return save_random(tmp_path_factory.mktemp("embedding"), BertModel, BertConfig(**SIZES), PLANTS)
 
 
 def test_embedding_model_is_judged_by_its_hidden_states_and_its_embedding(
@@ -146,7 +132,7 @@ def test_scores_pass_and_a_scaled_head_is_found(
     assay: RunAssay,
     tmp_path: Path,
 ) -> None:
-    model = save(tmp_path / "model", kind, config)
+    model = save_random(tmp_path / "model", kind, config, PLANTS)
 
     clean = assay("check", "generate", model, *RUNS, *SHORT)
     golden = ("--golden", clean.folder / "golden", "--candidate", RUNS[-1])

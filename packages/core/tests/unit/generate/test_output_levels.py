@@ -48,7 +48,7 @@ def test_hidden_states_have_a_row_for_each_token_but_padding() -> None:
     actual[0][0, 0] += 100  # the padding of prompt 0
     actual[0][0, 2] *= 1.5  # its second token
 
-    rows, _ = compare_output(BATCHES, actual, expected)
+    rows = compare_output(BATCHES, actual, expected)
 
     addresses = list(zip(rows.errors.prompt.tolist(), rows.errors.position.tolist(), strict=True))
     assert addresses == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), *((2, at) for at in range(5))]
@@ -60,7 +60,7 @@ def test_scores_of_texts_have_a_row_for_each_text() -> None:
     actual = [value.clone() for value in expected]
     actual[1] *= 2
 
-    rows, _ = compare_output(BATCHES, actual, expected)
+    rows = compare_output(BATCHES, actual, expected)
 
     assert rows.errors.relative().tolist() == pytest.approx([0, 0, 1])
     assert rows.errors.position.tolist() == [-1, -1, -1]
@@ -71,7 +71,7 @@ def test_scores_of_positions_are_compared_at_tokens_only() -> None:
     actual = [value.clone() for value in expected]
     actual[0][0, 0] += 100  # padding
 
-    rows, _ = compare_output(BATCHES, actual, expected)
+    rows = compare_output(BATCHES, actual, expected)
 
     assert rows.errors.relative().tolist() == [0, 0, 0]
 
@@ -83,21 +83,26 @@ def test_as_many_scores_as_tokens_are_not_taken_for_positions() -> None:
     actual = [torch.ones(2, 3), torch.ones(1, 3)]
     actual[0][0, 0] = 100
 
-    rows, _ = compare_output(batches, actual, expected)
+    rows = compare_output(batches, actual, expected)
 
     assert rows.errors.relative()[0] > 10
 
 
-def test_infinities_of_both_sides_are_equal_and_a_nan_is_not() -> None:
+def test_infinities_of_both_sides_are_equal_and_one_of_one_side_or_a_nan_is_not() -> None:
     expected = of_texts(0, 3)
     expected[0][0, 0] = -math.inf
     actual = [value.clone() for value in expected]
 
-    rows, _ = compare_output(BATCHES, actual, expected)
+    rows = compare_output(BATCHES, actual, expected)
     assert rows.errors.error.tolist() == [0, 0, 0]
 
+    actual[0][0, 0] = 0.0
+    rows = compare_output(BATCHES, actual, expected)
+    assert rows.errors.error.tolist() == [math.inf, 0, 0]
+
+    actual[0][0, 0] = -math.inf
     actual[1][0, 0] = math.nan
-    rows, _ = compare_output(BATCHES, actual, expected)
+    rows = compare_output(BATCHES, actual, expected)
     assert rows.errors.error.isnan().tolist() == [False, False, True]
 
 
@@ -105,7 +110,7 @@ def test_few_rows_allow_for_chance_and_many_hardly() -> None:
     """Three rows: exp(3.7 / sqrt(3)) = 8.47 times the noise."""
     expected = of_texts(0, 2)
     noise = [1.01 * value for value in expected]
-    rows, _ = compare_output(BATCHES, noise, expected)
+    rows = compare_output(BATCHES, noise, expected)
 
     (ratio,) = output_ratios(rows, rows, 2**-8)
 
@@ -116,7 +121,7 @@ def test_few_rows_allow_for_chance_and_many_hardly() -> None:
 
 def test_worst_row_is_judged_where_rows_are_long() -> None:
     expected = of_tokens(0, WIDTH)
-    rows, _ = compare_output(BATCHES, [1.02 * value for value in expected], expected)
+    rows = compare_output(BATCHES, [1.02 * value for value in expected], expected)
 
     assert [one.statistic for one in output_ratios(rows, rows, 2**-8)] == [
         "output-error",

@@ -335,7 +335,7 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
 
 
 class SavedModel(NamedTuple):
-    """The model of a checkpoint, loaded as users would, beside the model that was saved."""
+    """The model that was saved, and its checkpoint, loaded again as a user would load it."""
 
     expected: Mapping[str, Tensor]
     actual: Mapping[str, Tensor]
