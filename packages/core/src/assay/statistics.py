@@ -93,23 +93,26 @@ STATISTICS: dict[str, StatisticEntry] = {
     ),
     "token": StatisticEntry("relative error of the row", "nothing"),
     "kl": StatisticEntry("KL divergence of the token", "nothing"),
-    "candidate-loss": StatisticEntry("loss of a step beside the yardstick's", "nothing"),
-    "candidate-grad-norm": StatisticEntry(
-        "gradient norm of a step beside the yardstick's", "nothing"
-    ),
-    "resumed-loss": StatisticEntry(
-        "loss of a step after the resume, next to the yardstick's", "nothing"
-    ),
-    "resumed-grad-norm": StatisticEntry(
-        "gradient norm of a step after the resume, next to the yardstick's", "nothing"
-    ),
-    "noise-loss": StatisticEntry("loss of the noise run's step beside the yardstick's", "nothing"),
-    "noise-grad-norm": StatisticEntry(
-        "gradient norm of the noise run's step beside the yardstick's", "nothing"
-    ),
     "top1-agreement": StatisticEntry("agreement of the most likely token", "nothing"),
     "max-abs": StatisticEntry("largest absolute difference of logits", "nothing"),
     "first-difference": StatisticEntry("logit gap where the tokens first differ"),
+}
+
+# Values of each training step, drawn next to those of the trusted run and not judged.
+CURVES = {"loss": "loss", "grad-norm": "gradient norm", "learning-rate": "learning rate"}
+CURVE_SIDES = {
+    "candidate": "candidate",
+    "yardstick": "yardstick",
+    "uninterrupted": "uninterrupted",
+    "split": "other split",
+    "noise": "noise run",
+    "repeated": "repeated",
+    "resumed": "resumed",
+}
+STATISTICS |= {
+    f"{side}-{curve}": StatisticEntry(f"{words} of a step ({run})", "nothing")
+    for side, run in CURVE_SIDES.items()
+    for curve, words in CURVES.items()
 }
 
 # The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.

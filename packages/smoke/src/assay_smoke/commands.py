@@ -1,14 +1,15 @@
 """The `assay smoke` commands. Importing this module imports no torch."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import GroupedCommand, with_options
-from assay.output.streams import print_error, print_text
+from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ def data(  # noqa: PLR0913 - one for each option
     from assay.launch import RemoteFunction, call
     from assay.models.sources import remote_code_of
     from assay.output.console import open_console
+    from assay.report.page.html import publish_one
+    from assay.report.run_report import read_report
     from assay.runs import RunFolder, open_progress
-    from assay.runs.results import VERDICT_FILE, format_verdict, write_results
+    from assay.runs.results import format_verdict, write_results
     from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data, print_data_verdict
 
     own_code = {
@@ -106,9 +109,8 @@ def data(  # noqa: PLR0913 - one for each option
     with open_progress() as progress:
         (answer,) = call(work, request, folder=folder, name="data", progress=progress)
     verdict = write_results(judge_data(request, answer), [], folder)
-    print_data_verdict(
-        verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE
-    )
+    page = publish_one(read_report(folder))
+    print_data_verdict(verdict, open_console(sys.stderr if as_json else None), page)
     if as_json:
         print_text(format_verdict(verdict), end="")
     raise typer.Exit(verdict.verdict.exit_code)
@@ -267,7 +269,8 @@ def run(  # noqa: PLR0913 - one for each option
         trainer=trainer,
         timeout=timeout,
     )
-    report, page = run_session(options, output, _tell)
+    tell = partial(_tell, results=sys.stderr if as_json else sys.stdout)
+    report, page = run_session(options, output, tell)
     if as_json:
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
@@ -276,19 +279,20 @@ def run(  # noqa: PLR0913 - one for each option
     raise typer.Exit(report.exit_code)
 
 
-def _tell(result: "CaseResult", number: int, total: int) -> None:
-    """Print one line per result to standard error."""
+def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> None:
+    """Print one line, with its reason and command unless it is a whole PASS. An ERROR is no result."""
     from rich.text import Text
 
     from assay.output.console import open_console
 
+    console = open_console(sys.stderr if result.error else results)
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
     color = "blue" if result.word == "PASS" else "red"
     rest = f" {result.name} ({result.seconds:.1f} s{again})"
     line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
-    open_console(sys.stderr).print(line, soft_wrap=True)
+    console.print(line, soft_wrap=True)
     if reason := result.error or result.reason:
-        print_error(f"    {reason}\n    {result.command}")
+        console.print(Text(f"    {reason}\n    {result.command}"), soft_wrap=True)
 
 
 app = typer.Typer(

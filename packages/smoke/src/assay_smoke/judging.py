@@ -30,7 +30,7 @@ def failed_checkpoint(
     compared: int,
     reason: str,
     *,
-    diagnosis: Diagnosis = "checkpoint-mismatch",
+    diagnosis: Diagnosis | None = None,
     parameter: str | None = None,
 ) -> LevelResult:
     """Return a level that failed for the checkpoint of `step` or the run that resumed from it."""

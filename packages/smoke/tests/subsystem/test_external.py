@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,8 @@ def test_a_clean_library_passes_with_every_level_compared(tmp_path: Path) -> Non
         ("resume", 5, 0.0),
         ("resume", 6, 0.0),
     ]
+    drawn = Counter(row.statistic for row in rows if row.port == "learning-rate")
+    assert drawn == {"uninterrupted-learning-rate": 6, "resumed-learning-rate": 2}
     phases = [(one.world, one.phase, one.number) for one in phases_of(tmp_path / "results")]
     assert phases[:7] == [
         ("train", "set-up", None), *[("train", "step", number) for number in (2, 3, 4, 5, 6)],

@@ -233,6 +233,15 @@ _FREE_CURVES = (
     "loss errors with the noise times the weight drift, and the norm that clipping computes from the "
     "reference's gradients."
 )
+_LOGGED_CURVES = (
+    "What each run logs. The resumed run starts from a checkpoint; the one with another split divides the "
+    "rows of a step in another way. The levels above compare them."
+)
+CURVE_TITLES = {
+    "loss": "Loss",
+    "grad-norm": "Gradient norm before clipping",
+    "learning-rate": "Learning rate",
+}
 
 
 def describe_sides(verdict: Verdict) -> str:
@@ -261,6 +270,8 @@ def describe_depth(verdict: Verdict) -> str:
 
 def describe_curves(verdict: Verdict) -> str:
     """Explain the curves of training steps."""
+    if "first-save" in verdict.levels:
+        return _LOGGED_CURVES
     return _OVERFIT_CURVES if "overfit" in verdict.levels else _FREE_CURVES
 
 

@@ -132,8 +132,8 @@ def _find_gap(check: CheckReport) -> str:
     return f"{report.subject}: {untried if report.untried else 'tried no case'}"
 
 
-def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
-    """Print `verdict`. file: where it was written."""
+def print_data_verdict(verdict: Verdict, console: Console, page: Path) -> None:
+    """Print `verdict`. page: its report."""
     outcome = verdict.verdict
     console.print(
         Text.assemble(
@@ -150,7 +150,7 @@ def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
         console.print(Text(line), soft_wrap=True)
     for note in verdict.notes:
         console.print(Text(f"note: {one_line(note)}"), soft_wrap=True)
-    console.print(Text(f"verdict: {file}"), soft_wrap=True)
+    console.print(Text(f"report: {page}"), soft_wrap=True)
 
 
 def reports_of(level: Level) -> list[SubjectReport]:

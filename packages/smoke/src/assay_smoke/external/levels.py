@@ -30,7 +30,13 @@ from assay_smoke.external.rerun_levels import (
     judge_resumption,
     unit_in_log,
 )
-from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history
+from assay_smoke.external.runs import (
+    Cycle,
+    SavedModel,
+    checkpoints_of,
+    read_history,
+    rows_of_logs,
+)
 from assay_smoke.external.watched_run import Launch, require_runnable
 from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
@@ -145,7 +151,8 @@ def _find_wrong_checkpoints(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, 
         start = cycle.start
         if emptied := [name for name in one.zero if start is not None and name not in start.zero]:
             reason = f"{name} holds only zeros in {name_some(emptied)}"
-            yield one.step, reason, {"parameter": emptied[0]}
+            cause = {"diagnosis": "checkpoint-mismatch", "parameter": emptied[0]}
+            yield one.step, reason, cause
     yield from _find_surplus(cycle)
 
 
@@ -456,4 +463,4 @@ def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
         notes=notes_on_runs(cycle, found),
         **numbers,
     )
-    return verdict, measurements
+    return verdict, [*measurements, *rows_of_logs(cycle)]

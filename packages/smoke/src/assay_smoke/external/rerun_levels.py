@@ -109,10 +109,12 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelR
     elif difference is None:
         found = passed(compared, from_step=first, bitwise=True)
     elif differs:
-        found = _judge_spread(spread, first, compared, difference)
+        found = _judge_spread(spread, first, compared, difference, _diagnose(cycle, run))
     else:
         twice = "" if differs is None else ", although two uninterrupted runs are equal"
-        found = failed_checkpoint(first, compared, difference + twice)
+        found = failed_checkpoint(
+            first, compared, difference + twice, diagnosis=_diagnose(cycle, run)
+        )
     steps = zip(count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False)
     unequal, limit = (math.inf, 0.0) if spread is None else (math.nan, None)
     rows = [
@@ -172,7 +174,13 @@ def _measure_spread(
     return True, measure_spread(losses, ends, middle) if is_alike else None
 
 
-def _judge_spread(spread: Spread | None, first: int, compared: int, difference: str) -> LevelResult:
+def _judge_spread(
+    spread: Spread | None,
+    first: int,
+    compared: int,
+    difference: str,
+    diagnosis: Diagnosis | None,
+) -> LevelResult:
     """Judge a resumed run by the difference of two uninterrupted ones."""
     if spread is None:
         return not_compared(f"{difference}; the repeated run left nothing to compare with")
@@ -190,8 +198,18 @@ def _judge_spread(spread: Spread | None, first: int, compared: int, difference: 
             f"{ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
             f" (limit {ratio.limit:g}x of {ratio.statistic})"
         )
-        return failed_checkpoint(first, compared, f"{difference}: {over}")
+        return failed_checkpoint(first, compared, f"{difference}: {over}", diagnosis=diagnosis)
     return passed(compared, from_step=first, bitwise=False)
+
+
+def _diagnose(cycle: Cycle, run: RunEvidence) -> Diagnosis | None:
+    """Return checkpoint-mismatch if the first loss agrees: weights and rows are right, and other state is not.
+
+    If it differs, other rows would explain it, too.
+    """
+    first = run.launch.first_step
+    agrees = run.values[:1] == cycle.uninterrupted.values[first : first + 1]
+    return "checkpoint-mismatch" if agrees else None
 
 
 def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
@@ -202,8 +220,8 @@ def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
     ):
         if actual != expected:
             cause = (
-                "weights, data or random numbers were not restored, or the checkpoint holds an older"
-                " model"
+                "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
+                " older model"
             )
             if step > first + 1:
                 cause = "the first one agrees: moments, the schedule or random numbers were not restored"

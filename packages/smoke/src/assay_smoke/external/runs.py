@@ -1,6 +1,7 @@
 """The runs of a training library, and its checkpoints as users of plain transformers or peft read them."""
 
 import glob
+import math
 import re
 import shutil
 import warnings
@@ -9,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,10 +22,13 @@ from assay.models.load import stored_dtype
 from assay.runs import Progress
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
-from assay.verdicts import Ratio
+from assay.verdicts import Measurement, Ratio
 from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.watched_run import Launch, LossesError, RunEvidence, run
 from assay_smoke.judging import differing_keys
+
+if TYPE_CHECKING:
+    from assay.sites import Phase
 
 _STEP = r"(?P<step>\d+)"
 
@@ -318,6 +322,31 @@ class Cycle:
                 f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
                 " logging interval to 1"
             )
+
+
+# Runs whose values are drawn, by the side of their curve. The others have steps of their own.
+_DRAWN = {
+    "uninterrupted": "uninterrupted", "repeated": "repeated", "resumed": "resumed", "equivalent": "split",
+}  # fmt: skip
+
+
+def rows_of_logs(cycle: Cycle) -> Iterator[Measurement]:
+    """Yield the logged values of each step, for display only."""
+    ports: dict[str, Phase] = {
+        "loss": "forward",
+        "grad-norm": "clip",
+        "learning-rate": "optimizer",
+    }
+    for one in (one for one in cycle.runs if one.launch.name in _DRAWN):
+        side = _DRAWN[one.launch.name]
+        for step, logged in enumerate(one.losses, one.launch.first_step + 1):
+            values = (logged.value, logged.grad_norm, logged.learning_rate)
+            for (port, phase), value in zip(ports.items(), values, strict=True):
+                if value is not None:
+                    yield Measurement(
+                        level="loss", module="", port=port, phase=phase, step=step,
+                        statistic=f"{side}-{port}", actual=value, expected=math.nan, ratio=math.nan,
+                    )  # fmt: skip
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

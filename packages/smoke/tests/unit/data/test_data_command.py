@@ -110,7 +110,7 @@ def test_no_check_at_all_is_no_pass() -> None:
 def test_the_smallest_case_is_printed_under_the_table() -> None:
     text = io.StringIO()
     verdict = judged(sampler(RIGHT), sampler(WRONG))
-    print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/verdict.json"))
+    print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/report.html"))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     assert lines[0] == "✗ FAIL: 8 cases with generated tokenizers"
     assert lines[2].split() == ["chat", "no", "chat", "template:", "give", "--render", "not", "run"]
@@ -126,7 +126,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
         "    sample 0",
         "    > 1",
     ]
-    assert lines[-2:] == ["note: mine.py:good: a note", "verdict: runs/1/verdict.json"]
+    assert lines[-2:] == ["note: mine.py:good: a note", "report: runs/1/report.html"]
 
 
 @pytest.mark.parametrize(

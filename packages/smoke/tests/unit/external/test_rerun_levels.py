@@ -11,6 +11,7 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.external import rerun_levels
 from assay_smoke.external.rerun_levels import (
+    _diagnose,
     _Difference,
     _first_other_loss,
     judge_equivalent,
@@ -80,8 +81,8 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
         (
             [2.5, 1.0],
             (
-                "the loss of step 3 is 2.5, the uninterrupted run's 2.0 (weights, data or random numbers"
-                " were not restored, or the checkpoint holds an older model)"
+                "the loss of step 3 is 2.5, the uninterrupted run's 2.0 (the rows differ, or weights or"
+                " random numbers were not restored, or the checkpoint holds an older model)"
             ),
         ),
         (
@@ -99,6 +100,7 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE))
     run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses)
     assert _first_other_loss(cycle, run) == reason
+    assert _diagnose(cycle, run) == (None if losses[0] == 2.5 else "checkpoint-mismatch")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Results of a session: in two sentences, as a line each, and free of hostile text."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,10 @@ def test_a_result_is_one_line_whose_color_is_not_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = "a" * 100
-    _tell(CaseResult(name=f"{name}\x1b[31m", outcome=Outcome.PASS, seconds=1.0), 1, 2)
+    result = CaseResult(name=f"{name}\x1b[31m", outcome=Outcome.PASS, seconds=1.0)
+    _tell(result, 1, 2, results=sys.stdout)
 
-    assert capsys.readouterr().err == f"[1/2] PASS {name}\\u001b[31m (1.0 s)\n"
+    assert capsys.readouterr().out == f"[1/2] PASS {name}\\u001b[31m (1.0 s)\n"
 
 
 CASE = CaseResult(

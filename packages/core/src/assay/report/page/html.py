@@ -25,6 +25,7 @@ from assay.report.page.pictures import (
 from assay.report.page.tables import MAX_ROWS, draw_ranks, draw_table, draw_tree, is_over_limit
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.runs.folders import RunFolder
+from assay.statistics import CURVES
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
@@ -71,10 +72,8 @@ def render_page(template: Path, **context: object) -> str:
 def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
     heat_map, table = draw_heat_map(report, max_cells), draw_table(report, max_rows)
     depth, kl = draw_depth(report), draw_kl(report)
-    losses, norms = draw_curve(report, "loss"), draw_curve(report, "grad-norm")
-    drawn = {
-        "losses": losses and losses.chart, "norms": norms and norms.chart, "depth": depth, "kl": kl,
-    }  # fmt: skip
+    curves = {name: curve for name in CURVES if (curve := draw_curve(report, name))}
+    drawn = {name: curve.chart for name, curve in curves.items()} | {"depth": depth, "kl": kl}
     charts = {name: chart.points for name, chart in drawn.items() if chart}
     return _render(
         "report.html.j2",
@@ -85,8 +84,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         heat_map=heat_map,
         tree=draw_tree(report),
         ranks=draw_ranks(report),
-        losses=losses,
-        norms=norms,
+        curves=curves,
         depth=depth,
         kl=kl,
         table=table,

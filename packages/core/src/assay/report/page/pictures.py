@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from assay.errors import name_some
 from assay.foreign_text import one_line
@@ -31,7 +30,7 @@ from assay.judge.wording import (
 )
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
-from assay.statistics import TOKEN_STATISTIC
+from assay.statistics import CURVE_SIDES, TOKEN_STATISTIC
 from assay.verdicts import Measurement
 
 MAX_POINTS = 1000  # about one for each pixel
@@ -182,12 +181,15 @@ def draw_kl(report: Report) -> Chart | None:
     )
 
 
-# Sides of a curve by the start of their statistics, with their names and style classes.
-_SIDES = {
-    "candidate": ("candidate", "replayed"),
-    "yardstick": ("yardstick", "accumulated"),
-    "noise": ("noise run", "accumulated noise"),
-    "resumed": ("resumed", "replayed noise"),
+# Style classes of the sides of a curve.
+_SIDE_STYLES = {
+    "candidate": "replayed",
+    "split": "replayed",
+    "yardstick": "accumulated",
+    "uninterrupted": "accumulated",
+    "noise": "accumulated noise",
+    "repeated": "accumulated noise",
+    "resumed": "replayed noise",
 }
 _CURVE_DIGITS = 5
 # What the judge compares of a curve: the statistic, and the levels with the port.
@@ -199,7 +201,7 @@ _JUDGED_OF_CURVE = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses or gradient norms by step, as a chart and as a table."""
+    """One of `CURVES` by step, as a chart and as a table."""
 
     chart: Chart
     lines: list[dict[str, str]]
@@ -208,15 +210,17 @@ class Curve:
     """The comparison by the judge, over all steps."""
 
 
-def draw_curve(report: Report, name: Literal["loss", "grad-norm"]) -> Curve | None:
-    """Draw one value of each training step: yardstick, candidate, noise run and resumed run."""
-    curves: dict[str, dict[int, float]] = {side: {} for side in _SIDES}
+def draw_curve(report: Report, name: str) -> Curve | None:
+    """Draw one value of each training step, of each run that has it."""
+    found: dict[str, dict[int, float]] = {}
     for row in report.measurements:
         side, _, value = row.statistic.partition("-")
-        if value == name and side in curves:
-            curves[side][row.step] = row.actual
-            curves["yardstick"][row.step] = row.expected
-    steps = sorted(curves["yardstick"])
+        if value == name and side in CURVE_SIDES:
+            found.setdefault(side, {})[row.step] = row.actual
+            if "uninterrupted" not in found:
+                found.setdefault("yardstick", {})[row.step] = row.expected
+    curves = {side: found[side] for side in CURVE_SIDES if side in found}
+    steps = sorted({step for curve in curves.values() for step in curve})
     if not steps:
         return None
     width = -(-len(steps) // MAX_POINTS)
@@ -230,7 +234,8 @@ def draw_curve(report: Report, name: Literal["loss", "grad-norm"]) -> Curve | No
     ticks = [Tick(_x(number, len(shown)), str(step)) for number, step in enumerate(shown)]
     statements = [f"One step in {width} is shown."] if width > 1 else []
     statements += _describe_gaps(curves)
-    chart = _chart(places, [*_SIDES.values(), ("target", "target")], _thinned(ticks), statements)
+    sides = [(CURVE_SIDES[side], _SIDE_STYLES[side]) for side in curves]
+    chart = _chart(places, [*sides, ("target", "target")], _thinned(ticks), statements)
     judged = _find_judged(report, name)
     return Curve(chart, _tabulate(curves, shown, judged), judged)
 
@@ -241,35 +246,35 @@ def _describe_gaps(curves: Mapping[str, Mapping[int, float]]) -> list[str]:
         steps = [str(step) for step, value in sorted(curve.items()) if not math.isfinite(value)]
         if steps:
             word = "step" if len(steps) == 1 else "steps"
-            gaps.append(f"{_SIDES[side][0]} in {word} {name_some(steps)}")
+            gaps.append(f"{CURVE_SIDES[side]} in {word} {name_some(steps)}")
     where = f"Values that are not finite leave a gap and a mark at the top: {'; '.join(gaps)}."
-    absent = [] if curves["candidate"] else ["The candidate reports no values."]
-    return absent + ([where] if gaps else [])
+    absent = "yardstick" in curves and "candidate" not in curves
+    return ["The candidate reports no values."] * absent + ([where] if gaps else [])
 
 
 def _tabulate(
     curves: Mapping[str, Mapping[int, float]], steps: Iterable[int], judged: Measurement | None
 ) -> list[dict[str, str]]:
-    def show(side: str, step: int) -> str:
-        return format_number(curves[side][step], _CURVE_DIGITS) if step in curves[side] else ""
-
     def error(side: str, step: int) -> str:
-        if step not in curves[side]:
+        if step not in curves.get(side, {}):
             return ""
         size = curves["yardstick"][step]
         difference = curves[side][step] - size
         return format_number(abs(difference / size) if size else math.inf if difference else 0.0)
 
+    def show(step: int) -> dict[str, str]:
+        return {
+            CURVE_SIDES[side]: format_number(curve[step], _CURVE_DIGITS) if step in curve else ""
+            for side, curve in curves.items()
+        }
+
     lines = [
         {
             "step": str(step),
-            "candidate": show("candidate", step),
-            "yardstick": show("yardstick", step),
+            **show(step),
             "error": error("candidate", step),
             "noise": error("noise", step),
             "ratio / limit": "",
-            "noise run": show("noise", step),
-            "resumed": show("resumed", step),
         }
         for step in steps
     ]
@@ -288,7 +293,7 @@ def _tabulate(
 
 
 def _find_judged(report: Report, name: str) -> Measurement | None:
-    statistic, places = _JUDGED_OF_CURVE[name]
+    statistic, places = _JUDGED_OF_CURVE.get(name, ("", set()))
     rows = (
         (name, row)
         for row in report.measurements

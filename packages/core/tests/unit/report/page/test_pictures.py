@@ -245,14 +245,14 @@ def test_table_of_a_curve_has_relative_errors_and_what_is_judged() -> None:
 
     assert curve.judged == free_run
     columns = (
-        "step", "candidate", "yardstick", "error", "noise", "ratio / limit", "noise run", "resumed",
+        "step", "candidate", "yardstick", "noise run", "resumed", "error", "noise", "ratio / limit",
     )  # fmt: skip
     assert curve.lines == [
         dict(zip(columns, line, strict=True))
         for line in (
-            ("0", "8.0", "8.0", "0", "0.125", "", "7.0", ""),
-            ("1", "5.0", "4.0", "0.25", "0", "", "4.0", "6.0"),
-            ("judged", "", "", "0.25", "0.125", "2.0x / 5.0x", "", ""),
+            ("0", "8.0", "8.0", "7.0", "", "0", "0.125", ""),
+            ("1", "5.0", "4.0", "4.0", "6.0", "0.25", "0", ""),
+            ("judged", "", "", "", "", "0.25", "0.125", "2.0x / 5.0x"),
         )
     ]
 
