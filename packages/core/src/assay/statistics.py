@@ -11,7 +11,7 @@ Statistic = Literal[
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
     "replay-row-slope", "replay-share",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole",
-    "output-error", "output-worst", "loss-error",
+    "output-error", "output-worst", "output-whole", "loss-error",
     "trajectory-error", "accumulated", "norm-error",
     "cosine-distance", "kl-divergence",
 ]  # fmt: skip
@@ -74,6 +74,9 @@ STATISTICS: dict[str, StatisticEntry] = {
     ),
     "output-worst": StatisticEntry(
         "relative error of the worst row of an output", limit_of="logits-worst", is_general=True
+    ),
+    "output-whole": StatisticEntry(
+        "relative error over all values of the outputs", is_general=True
     ),
     "loss-error": StatisticEntry("relative error of the losses", is_general=True),
     "trajectory-error": StatisticEntry(

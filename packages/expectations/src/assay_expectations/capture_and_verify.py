@@ -17,11 +17,11 @@ from assay.verdicts import Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.judging import (
-    LIMITS,
     describe_worst,
     is_within_limits,
     judge_by,
     judge_numbers,
+    limits_of,
     values_of,
 )
 from assay_expectations.records import (
@@ -78,8 +78,9 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
         for number in range(2, options.num_captures + 1):
             again = _observe_again(expectation, options.run, scratch / str(number), progress)
             expectation = _with_capture(expectation, again, number)
-    widest = {name: max(one[name] for one in expectation.captures) for name in LIMITS}
-    limits = {name: limit * max(1.0, widest[name]) for name, limit in LIMITS.items()}
+    usual = limits_of(expectation.signature)
+    widest = {name: max(one[name] for one in expectation.captures) for name in usual}
+    limits = {name: limit * max(1.0, widest[name]) for name, limit in usual.items()}
     expectation = expectation.model_copy(update={"limits": limits})
     outcome = "replaced" if path.is_file() else "written"
     if before is not None:
@@ -168,7 +169,7 @@ def _require_agreement_with_host(
         return
     by_host = expectation.signature.model_copy(update={"captured": on_host})
     dtype = expectation.key.machine.dtype
-    judged = judge_numbers(by_host, expectation.signature.captured, dtype, LIMITS)
+    judged = judge_numbers(by_host, expectation.signature.captured, dtype, limits_of(by_host))
     if not is_within_limits(judged):
         raise UsageError(
             f"{options.run} cannot be trusted: {describe_worst(judged, f'the error of cpu/{dtype}')}."

@@ -146,11 +146,16 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     dtypes = expected.key.machine.dtype, actual.key.machine.dtype
     if dtypes[0] != dtypes[1]:
         content.append(f"dtype {dtypes[0]} → {dtypes[1]}")
+    outputs = [", ".join(one.signature.outputs) or "logits" for one in (expected, actual)]
+    if outputs[0] != outputs[1]:
+        content.append(f"outputs {outputs[0]} → {outputs[1]}")
     changes = list_config_changes(expected.config, actual.config)
     config = [one for one in changes if can_move_outputs(one)]
     environment = [one for one in changes if one not in config]
     environment += _environment(expected, actual)
-    part = common_part(expected.signature, actual.signature) if has_same_inputs(*contents) else None
+    part = None
+    if outputs[0] == outputs[1] and has_same_inputs(*contents):
+        part = common_part(expected.signature, actual.signature)
     if part is None:
         content = content or ["no likely id in common"]
         return Change("other", None, [], [], content, environment, config)
@@ -356,7 +361,7 @@ def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[Moved
     with np.errstate(invalid="ignore"):
         moved_RK = np.abs(np.where(now_RK == before_RK, 0.0, now_RK - before_RK))
     spreads_R = token_spreads(tokens_of(expected.yardstick.log_probabilities))
-    noise = judged["logits-error"].expected
+    noise = next(iter(judged.values())).expected
     units_R = np.sqrt(np.mean(moved_RK**2, axis=1)) / spreads_R / noise
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
     places = list(_places(expected))

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.judge.wording import format_number
 from assay_expectations.judging import (
-    LIMITS,
     errors_of,
     is_within_limits,
     judge_numbers,
+    limits_of,
 )
 from assay_expectations.records import (
     AllSeen,
@@ -175,7 +175,8 @@ def describe_versions(then: Provenance, now: Provenance) -> str:
 def exact_change(signature: Signature, yardstick: Distributions) -> float:
     """Return the largest relative difference of another yardstick; infinity for NaN."""
     errors = errors_of(signature, yardstick)
-    largest = max(errors["logits-worst"], errors["logits-whole"])
+    _, *wide = errors.values()
+    largest = max(wide)
     return largest if math.isfinite(largest) else math.inf
 
 
@@ -231,4 +232,4 @@ def _agrees(expectation: Expectation, reference: Reference, observed: Distributi
     update = {"yardstick": reference.yardstick, "captured": reference.on_host}
     signature = expectation.signature.model_copy(update=update)
     dtype = expectation.key.machine.dtype
-    return is_within_limits(judge_numbers(signature, observed, dtype, LIMITS))
+    return is_within_limits(judge_numbers(signature, observed, dtype, limits_of(signature)))

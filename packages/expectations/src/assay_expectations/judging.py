@@ -8,7 +8,7 @@ Shapes: R tokens of all prompts, K kept ids and the rest, M projections.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ Array = NDArray[np.float64]
 # the processor: every micro model with 2 threads, eager attention, another layout of its weights, and two
 # levels of vector extensions, in float32 and bfloat16.
 LIMITS: dict[Statistic, float] = {"logits-error": 2.0, "logits-worst": 3.0, "logits-whole": 2.0}
+# Of outputs that are not logits over the vocabulary, in the same order.
+OUTPUT_LIMITS: dict[Statistic, float] = {
+    "output-error": 2.0, "output-worst": 3.0, "output-whole": 2.0,
+}  # fmt: skip
 # The largest ratios of those runs.
 LARGEST_CLEAN_RATIOS: dict[Statistic, float] = {
     "logits-error": 1.59, "logits-worst": 2.02, "logits-whole": 1.45,
@@ -77,6 +81,11 @@ def limits_origin(model: str, machine: Machine) -> str:
     return "not calibrated for this model and device"
 
 
+def limits_of(signature: Signature) -> dict[Statistic, float]:
+    """Return the usual limits of the ratios of `signature`."""
+    return OUTPUT_LIMITS if signature.outputs else LIMITS
+
+
 def judge_by(expectation: Expectation, observed: Distributions) -> Judged:
     """Judge an observation by an expectation and its limits."""
     dtype = expectation.key.machine.dtype
@@ -93,8 +102,8 @@ def judge_numbers(
     actual, noise = errors_of(signature, observed), errors_of(signature, signature.captured)
     floor = _FLOOR * float_format(dtype).unit_roundoff
     return {
-        name: Ratio(name, actual[name], max(noise[name], floor)).judged(limits[name])
-        for name in LIMITS
+        name: Ratio(name, error, max(noise[name], floor)).judged(limits[name])
+        for name, error in actual.items()
     }
 
 
@@ -107,11 +116,8 @@ def errors_of(signature: Signature, run: Distributions) -> dict[Statistic, float
     difference_RM = tokens_of(run.projections) - tokens_of(yardstick.projections)
     spreads_R = tokens_of(signature.spreads)
     whole_R = np.sqrt(np.mean(difference_RM**2, axis=1)) / np.maximum(spreads_R, _TINY)
-    return {
-        "logits-error": rms(errors_R),
-        "logits-worst": float(errors_R.max()),  # max propagates NaN
-        "logits-whole": rms(whole_R),
-    }
+    errors = rms(errors_R), float(errors_R.max()), rms(whole_R)  # max propagates NaN
+    return dict(zip(limits_of(signature), errors, strict=True))
 
 
 def relative_errors(actual_RK: Array, expected_RK: Array) -> Array:
@@ -152,6 +158,32 @@ def rms(values_R: Array) -> float:
     return math.sqrt(float(np.mean(values_R**2)))
 
 
+class _Words(NamedTuple):
+    """How a likeness is told."""
+
+    values: str
+    rows: str
+    agree: str
+    outputs: str
+    permuted: str
+
+
+_LOGIT_WORDS = _Words(
+    "the log-probabilities",
+    "tokens",
+    "the {} most likely ids of each token agree; the error is in the rest of the vocabulary",
+    "logits",
+    "the probabilities are right but belong to other ids: the vocabulary is permuted",
+)
+_OUTPUT_WORDS = _Words(
+    "the outputs",
+    "rows",
+    "the {} largest values of each row agree; the error is in the others",
+    "outputs",
+    "the values are right but in other places: the channels are permuted",
+)
+
+
 def describe_likeness(
     signature: Signature, observed: Observed, dtype: str, judged: Judged
 ) -> str | None:
@@ -159,40 +191,36 @@ def describe_likeness(
 
     dtype: the expected dtype.
     """
+    words = _OUTPUT_WORDS if signature.outputs else _LOGIT_WORDS
     if observed.dtype != dtype:
         return f"the model's parameters are {observed.dtype}, expected {dtype}"
     expected_RK = tokens_of(signature.yardstick.log_probabilities)
     actual_RK = tokens_of(observed.distributions.log_probabilities)
     if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
         tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
-        return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
-    within = {name for name, one in judged.items() if one.value <= one.limit}
-    if "logits-error" in within:
-        num_kept = actual_RK.shape[1] - 1
-        # Errors of single tokens have no common explanation.
-        return (
-            f"the {num_kept} most likely ids of each token agree; the error is in the rest of the"
-            " vocabulary"
-            if "logits-worst" in within
-            else None
-        )
+        return f"{words.values} of {tokens} of {len(actual_RK)} {words.rows} are not finite"
+    pooled, worst, _ = judged.values()
+    if pooled.value <= pooled.limit:
+        # Errors of single rows have no common explanation.
+        agree = words.agree.format(actual_RK.shape[1] - 1)
+        return agree if worst.value <= worst.limit else None
     # Without the sum of all other ids, which does not scale like a logit. The noise has to leave it out as well: in
     # a model of nearly equal logits it is most of the spread.
     captured_RK = tokens_of(signature.captured.log_probabilities)
     noise = rms(relative_errors(captured_RK[:, :-1], expected_RK[:, :-1]))
     floor = _FLOOR * float_format(dtype).unit_roundoff
-    most = judged["logits-error"].limit * max(noise, floor)
+    most = pooled.limit * max(noise, floor)
     scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
     if scale is not None:
         is_sign = abs(scale + 1) <= most
         return (
-            "the logits are negated"
+            f"the {words.outputs} are negated"
             if is_sign
-            else f"the logits are {scale:.4g} times the expected logits"
+            else f"the {words.outputs} are {scale:.4g} times the expected {words.outputs}"
         )
     own_RK = tokens_of(observed.most_likely)
     if rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
-        return "the probabilities are right but belong to other ids: the vocabulary is permuted"
+        return words.permuted
     return None
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
@@ -26,6 +27,7 @@ from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError, read_json_object
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
+from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
@@ -48,10 +50,10 @@ from assay.models.sources import resolve_model, weightless_folder
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay_expectations.judging import (
-    LIMITS,
     is_within_limits,
     judge_by,
     judge_numbers,
+    limits_of,
     limits_origin,
     values_of,
 )
@@ -127,28 +129,61 @@ def _signed(value: int) -> int:
     return value - (1 << _BITS) if value > _MASK >> 1 else value
 
 
-def forced_log_probabilities(
+class ForcedRows(NamedTuple):
+    """What `run_rows` returns."""
+
+    rows: list[list[Tensor]]
+    """By batch and text, (N, V) in float64: log-probabilities, or the values of other outputs."""
+    outputs: list[str]
+    """Names of these outputs; empty for logits."""
+
+
+def run_rows(
     side: Side,
     batches: Sequence[Batch],
     tokens: Sequence[Tensor],
     tracer: ModuleTracer | None = None,
-) -> list[list[Tensor]]:
-    """Return log-probabilities by batch and row, (N, V) in float64, under forced `tokens`, (B, N).
+) -> ForcedRows:
+    """Run a model under forced `tokens`, (B, N) by batch.
 
-    For a model that does not generate: at a few positions of each row, never in padding.
+    If it does not generate, rows of tokens are those of a few positions of each text, never in padding.
     tracer: an attached tracer, or None.
     """
-    found = []
+    found = ForcedRows([], [])
     for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
         if tracer is not None:
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))
-        logp_BTV = run_forced(side, work, tokens_BN).logits.double().log_softmax(-1)
-        rows = zip(logp_BTV, work.batch.attention_mask, strict=True)
-        generates = tokens_BN.shape[1] > 0
-        found.append(
-            [logp_TV if generates else logp_TV[_kept_positions(mask_T)] for logp_TV, mask_T in rows]
-        )
+        outputs = run_forced(side, work, tokens_BN).outputs
+        if LOGITS in outputs:
+            logp_BTV = outputs[LOGITS].double().log_softmax(-1)
+            generates = tokens_BN.shape[1] > 0
+            found.rows.append([*logp_BTV] if generates else _rows_of([logp_BTV], work.batch))
+        else:
+            found.outputs[:] = outputs
+            found.rows.append(_rows_of([*outputs.values()], work.batch))
     return found
+
+
+def _rows_of(outputs: Sequence[Tensor], batch: Batch) -> list[Tensor]:
+    """Return the rows of each text, (N, V): at a few positions of (B, T, V), one of (B, V).
+
+    Rows that are shorter than others end with zeros.
+    """
+    mask_BT = batch.attention_mask
+    parts = [
+        [
+            value[_kept_positions(mask_T)].flatten(1)
+            if output.ndim > 2 and output.shape[1] == batch.length
+            else value.flatten()[None]
+            for value, mask_T in zip(output.double(), mask_BT, strict=True)
+        ]
+        for output in outputs
+    ]
+    width = max(rows.shape[1] for of_output in parts for rows in of_output)
+    return [
+        torch.cat([pad(rows, (0, width - rows.shape[1])) for rows in text])
+        for text in zip(*parts, strict=True)
+    ]
 
 
 def _kept_positions(mask_T: Tensor) -> Tensor:
@@ -180,7 +215,10 @@ def observe(
     """Run the model on the tokens of `signature`, while `watch` records its usage."""
     tokens, top_ids = _tokens_of(signature)
     with watched(side, watch) as tracer:
-        given = forced_log_probabilities(side, batches, tokens, tracer)
+        given, outputs = run_rows(side, batches, tokens, tracer)
+    if outputs != signature.outputs:
+        names = [", ".join(one) or LOGITS for one in (outputs, signature.outputs)]
+        raise UsageError(f"the model returns {names[0]}, and {names[1]} was captured")
     return Observed(
         distributions=distributions_of(given, top_ids),
         most_likely=[
@@ -460,13 +498,14 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     # Three runs: generation, then twice its tokens, the second time with projections of modules.
     with progress.task("running the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
-        exactly = forced_log_probabilities(yardstick, batches, tokens)
+        exactly, outputs = run_rows(yardstick, batches, tokens)
         exact_layers = sketch_layers(yardstick, batches, tokens)
     top_ids = [
-        [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
+        [logp_NV.topk(min(settings.top_k, logp_NV.shape[-1])).indices for logp_NV in batch]
+        for batch in exactly
     ]
     with progress.task("running the candidate", 2 * num_tokens, "tokens"):
-        captured = forced_log_probabilities(candidate.side, batches, tokens)
+        captured, _ = run_rows(candidate.side, batches, tokens)
         layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
     signature = Signature(
         tokens=[tokens_BN.tolist() for tokens_BN in tokens],
@@ -474,6 +513,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         spreads=[[_spreads(logp_NV).tolist() for logp_NV in batch] for batch in exactly],
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
+        outputs=outputs,
     )
     return Signed(signature, layers, pool_sketches(exact_layers), yardstick.loaded.dtype)
 
@@ -516,7 +556,7 @@ def _load(
         device=device.torch_device,
         attention=None if settings.attention == "default" else settings.attention,
         rounded_to=rounded_to,
-    ).require_language_model()
+    ).require_text_model()
 
 
 CONTAINER = "ASSAY_CONTAINER"
@@ -531,13 +571,14 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
     device, machine = candidate.side.device, candidate.key.machine
     signed = capture_signature(options.model, candidate, progress)
     signature = signed.signature
+    limits = limits_of(signature)
     with progress.step("comparing with the host"):
         on_host = captured_on_host(options.model, candidate, signature)
     expectation = Expectation(
         model=options.model,
         key=candidate.key,
-        captures=[values_of(judge_numbers(signature, signature.captured, machine.dtype, LIMITS))],
-        limits=LIMITS,
+        captures=[values_of(judge_numbers(signature, signature.captured, machine.dtype, limits))],
+        limits=limits,
         limits_origin=limits_origin(options.model, machine),
         signature=signature,
         layers=signed.layers,
@@ -624,8 +665,11 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     if request.setup is not None:
         candidate = after_setup(candidate, request.setup)
     batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
-    with subtask(f"runs {model}", count_tokens(batches), "tokens"):
-        observed = observe(candidate.side, batches, expectation.signature, watch)
+    try:
+        with subtask(f"runs {model}", count_tokens(batches), "tokens"):
+            observed = observe(candidate.side, batches, expectation.signature, watch)
+    except UsageError as error:
+        return seen.model_copy(update={"problem": str(error)})
     is_here = expectation.key.machine == machine_of(run, candidate.side.device)
     within = is_within_limits(judge_by(expectation, observed.distributions))
     sketches = None
@@ -670,7 +714,7 @@ def _observe_reference(
     batches = candidate.plan.batches
     yardstick = _open_yardstick(model, candidate)
     tokens, top_ids = _tokens_of(signature)
-    exactly = forced_log_probabilities(yardstick, batches, tokens)
+    exactly, _ = run_rows(yardstick, batches, tokens)
     exact_layers = sketch_layers(yardstick, batches, tokens)
     actual = {name: [torch.from_numpy(call) for call in of] for name, of in sketches.items()}
     layers = layer_errors(exact_layers, actual)

@@ -213,7 +213,11 @@ def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weig
 
 
 class Distributions(PublishedRecord):
-    """Distributions over the vocabulary for each generated token of one run, by batch."""
+    """Distributions over the vocabulary for each generated token of one run, by batch.
+
+    Of a model without logits, its outputs stand for the log-probabilities: rows of tokens or of texts, with the
+    largest values of a row for its likely ids.
+    """
 
     log_probabilities: list[LogProbabilities]
     """Of the kept ids, and of all others together."""
@@ -237,6 +241,8 @@ class Signature(PublishedRecord):
     """In the highest precision."""
     captured: Distributions
     """Its distance from the yardstick is the noise."""
+    outputs: list[str] = Field(default_factory=list)
+    """Names of the outputs of a model without logits over the vocabulary; empty for logits."""
 
 
 class Observed(PublishedRecord):
@@ -330,6 +336,8 @@ class Expectation(PublishedRecord):
             name: True for name in ("prompt_length", "chat") if not getattr(content.settings, name)
         }
         inner = {"settings": settings} | ({} if content.unpadded_hash else {"unpadded_hash": True})
+        if not self.signature.outputs:
+            absent["signature"] = {"outputs": True}
         return absent | {"key": {"content": inner}}
 
 

@@ -263,7 +263,8 @@ def level_of_signature(
     ratios = tuple(judged.values())
     num_tokens = len(tokens_of(expectation.signature.spreads))
     level = level_of(num_tokens, int(not is_within_limits(judged)), {"reason": reason, **facts})
-    rows = [one.measurement(name, "output.logits") for one in ratios]
+    port = f"output.{'+'.join(expectation.signature.outputs) or 'logits'}"
+    rows = [one.measurement(name, port) for one in ratios]
     return LevelResult(level, rows, list(notes), ratios)
 
 

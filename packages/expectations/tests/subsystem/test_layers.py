@@ -5,11 +5,16 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
+from assay.hooks.coverage_watch import UsageWatch
+from assay.hooks.module_tracer import NullHandler
 from assay.runs import SilentProgress
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
-from assay_expectations.observing import capture_signature, open_candidate
+from assay_expectations.judging import OUTPUT_LIMITS, judge_numbers, limits_of
+from assay_expectations.observing import capture_signature, observe, open_candidate
 from assay_expectations.records import Expectation, Settings
 from packages.expectations.tests.unit.sample_expectations import expectation
 
@@ -17,15 +22,16 @@ Plant = Callable[[nn.Module], object]
 SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
 
 
-def capture(plant: Plant = lambda _model: None) -> Expectation:
-    candidate = open_candidate("micro:llama", parse_run("cpu/bfloat16"), SETTINGS)
+def capture(plant: Plant = lambda _model: None, model: str = "micro:llama") -> Expectation:
+    candidate = open_candidate(model, parse_run("cpu/bfloat16"), SETTINGS)
     plant(candidate.side.loaded.model)
-    signed = capture_signature("micro:llama", candidate, SilentProgress())
+    signed = capture_signature(model, candidate, SilentProgress())
     made = expectation()
     return made.model_copy(
         update={
             "key": candidate.key,
             "signature": signed.signature,
+            "limits": limits_of(signed.signature),
             "layers": signed.layers,
             "exact_layers": signed.exact_layers,
         }
@@ -91,3 +97,54 @@ def test_unchanged_model_names_no_module(clean: Expectation) -> None:
     assert clean.layers.keys() == again.layers.keys()
     assert len(clean.layers) > 50
     assert find_change(clean, again).grown == []
+
+
+@pytest.fixture(scope="module", params=[BertModel, BertForSequenceClassification])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("encoder")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    request.param(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_outputs_of_a_model_without_logits_are_judged(encoder: str) -> None:
+    def halve(model: nn.Module) -> None:
+        (norm,) = (m for n, m in model.named_modules() if n.endswith("layer.1.output.LayerNorm"))
+        with torch.no_grad():
+            norm.get_parameter("weight").mul_(0.5)
+
+    clean, again, wrong = (
+        capture(plant, encoder) for plant in (lambda _: None, lambda _: None, halve)
+    )
+    ofs = {"last_hidden_state", "pooler_output"}, {"logits"}
+    assert {one.removeprefix("output-") for one in clean.signature.outputs} in ofs
+    same, changed = (
+        judge_numbers(clean.signature, one.signature.captured, "bfloat16", OUTPUT_LIMITS)
+        for one in (again, wrong)
+    )
+    assert [*same] == ["output-error", "output-worst", "output-whole"]
+    assert {one.value for one in same.values()} == {1.0}
+    assert all(one.failed for one in changed.values())
+    assert find_change(clean, wrong).grown[0].module.endswith("layer.1.output.LayerNorm")
+
+
+def test_an_output_that_is_gone_is_a_problem(encoder: str) -> None:
+    candidate = open_candidate(encoder, parse_run("cpu/bfloat16"), SETTINGS)
+    signed = capture_signature(encoder, candidate, SilentProgress())
+    other = signed.signature.model_copy(update={"outputs": ["output-gone"]})
+    with pytest.raises(UsageError, match=r"^the model returns output-.*output-gone was captured"):
+        observe(candidate.side, candidate.plan.batches, other, UsageWatch(NullHandler()))
+
+
+def test_other_outputs_are_another_content(encoder: str) -> None:
+    made = capture(model=encoder)
+    logits = made.model_copy(
+        update={"signature": made.signature.model_copy(update={"outputs": []})}
+    )
+    change = find_change(made, logits)
+    assert (change.kind, change.judged) == ("other", None)
+    assert change.content == [f"outputs {', '.join(made.signature.outputs)} → logits"]

@@ -85,19 +85,24 @@ class LoadedModel:
 
     def require_language_model(self) -> "LoadedModel":
         """Return itself. Raises: UsageError unless the model computes logits of the tokens that it reads."""
-        name = type(self.model).__name__
-        if self.decoder_start:
-            raise UsageError(
-                f"{self.source.reference}: {name} is an encoder-decoder; `assay check generate` and"
-                " `assay check load` are for it"
-            )
-        head = getattr(self.model, "get_output_embeddings", lambda: None)()
-        if head is None:
-            raise UsageError(
-                f"{self.source.reference}: {name} has no language-model head; `assay check generate`"
-                " and `assay check load` are for it"
-            )
+        self.require_text_model()
+        if getattr(self.model, "get_output_embeddings", lambda: None)() is None:
+            raise self._unfit("has no language-model head")
         return self
+
+    def require_text_model(self) -> "LoadedModel":
+        """Return itself. Raises: UsageError unless one call of the model reads tokens alone."""
+        if self.decoder_start:
+            raise self._unfit("is an encoder-decoder")
+        if self.media_input:
+            raise self._unfit(f"takes {self.media_input}")
+        return self
+
+    def _unfit(self, why: str) -> UsageError:
+        return UsageError(
+            f"{self.source.reference}: {type(self.model).__name__} {why}; `assay check generate` and"
+            " `assay check load` are for it"
+        )
 
     @property
     def weights_hash(self) -> str:
