@@ -10,14 +10,8 @@ from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.models import RECIPES
 from assay.runs import SilentProgress
-from assay_expectations.observing import (
-    NUM_PROJECTIONS,
-    machine_of,
-    observe_all,
-    project,
-    read_settings,
-    sign_patterns,
-)
+from assay_expectations.observing import machine_of, observe_all, read_settings
+from assay_expectations.projections import NUM_PROJECTIONS, project, sign_patterns
 from assay_expectations.records import VerifyRequest, write_expectation
 from packages.expectations.tests.unit.sample_expectations import expectation
 
