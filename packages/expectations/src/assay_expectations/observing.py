@@ -19,8 +19,9 @@ from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError, read_json_object
-from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
+from assay.generate.generation_loop import count_tokens, timeline_of
 from assay.generate.golden import LOGITS
+from assay.generate.media import limits_of_generation
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
@@ -285,7 +286,7 @@ def open_candidate(
 def _plan(
     loaded: LoadedModel, settings: Settings, prompts: Sequence[Sequence[int]] | str | None
 ) -> InputPlan:
-    limits = limits_of_generation(loaded)
+    limits = replace(limits_of_generation(loaded), images=(), no_images="")  # texts alone
     lengths = parse_lengths(settings.prompt_length) if settings.prompt_length else None
     options = BatchOptions(
         lengths=lengths,

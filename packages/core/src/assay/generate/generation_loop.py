@@ -15,11 +15,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.generate.golden import LOGITS
-from assay.generate.media import find_media
 from assay.hooks.row_positions import BatchPositions
-from assay.inputs import Batch, ModelLimits, limits_of
+from assay.inputs import Batch
 from assay.models import LoadedModel
-from assay.models.config_files import first_line
 from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
@@ -179,35 +177,6 @@ def generation_options(
         output_logits=True,
         **(sampling or GREEDY),
     )
-
-
-def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
-    """Return the limits of the model's inputs, including those of its generation loop.
-
-    Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
-    its name in the model's outputs.
-    """
-    limits = limits_of(loaded)
-    if loaded.media_input:
-        media = find_media(loaded)
-        ends = (id_ for id_ in loaded.eos_token_ids if id_ < loaded.vocab_size)
-        return replace(
-            limits,
-            media=media,
-            has_tokens=loaded.reads_tokens,
-            end_token_id=next(ends, None) if loaded.reads_tokens else None,
-        )
-    if not loaded.can_generate:
-        return limits
-    if loaded.decoder_start:
-        return replace(limits, whole_prefill="the encoder reads it in one call")
-    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
-    two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
-    try:
-        generate(loaded, two_chunks)
-    except Exception as error:  # noqa: BLE001 - model code raises anything
-        return replace(limits, whole_prefill=first_line(error.__cause__ or error))
-    return limits
 
 
 @torch.no_grad()

@@ -331,9 +331,47 @@ class GenerateEvidence:
             if token.prompt in batch.prompts:
                 row = batch.rows[batch.prompts.index(token.prompt)]
                 column = token.position + batch.length - len(row)
+                start = self._first_steps.get(batch.number, 0)
+                if batch.decoder_start:  # its encoder reads all before
+                    start, column = max(start, 1), column - batch.length
+                    return batch.number, start + column if column >= 0 else 0
                 chunk = batch.prefill_chunk or max(batch.length, 1)
                 if column < batch.length:
-                    return batch.number, column // chunk
-                num_calls = -(-batch.length // chunk) or 1  # images are read in one call
-                return batch.number, num_calls + column - batch.length
+                    return batch.number, start + column // chunk
+                num_calls = -(-batch.length // chunk) or 1
+                return batch.number, start + num_calls + column - batch.length
         return self.section.batches[0].number, 0
+
+    def call_of_module(self, module: str, token: TokenPosition) -> tuple[int, int]:
+        """Return batch and step of the call of a module that made the values of a token.
+
+        A tower of images is called once, before the tokens are read, and only for batches with images.
+        """
+        batch, step = self.call_of(token)
+        known = self._module_calls.get(module, {})
+        if not known or (batch in known and batch not in self._first_steps):
+            return batch, step
+        if batch not in known:
+            batch = min(known)
+        return batch, step if step in known[batch] else min(known[batch])
+
+    @cached_property
+    def _module_calls(self) -> dict[str, dict[int, set[int]]]:
+        """Return the steps in which the reference called each module, by module and batch."""
+        found: dict[str, dict[int, set[int]]] = {}
+        for call in self.section.trace.calls:
+            site = call.site
+            found.setdefault(site.module, {}).setdefault(site.micro_batch or 0, set()).add(
+                site.step
+            )
+        return found
+
+    @cached_property
+    def _first_steps(self) -> dict[int, int]:
+        """Return the step of the model's first own call, by batch with images.
+
+        The generation loop may call a tower and its projector before.
+        """
+        with_images = [batch.number for batch in self.section.batches if batch.media]
+        of_model = self._module_calls.get("", {}) if with_images else {}
+        return {number: min(of_model[number]) for number in with_images if number in of_model}

@@ -159,7 +159,12 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         )
     has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
     first_bad = _first_bad_token(results, replay) if has_failed else None
-    call = evidence.call_of(first_bad) if first_bad is not None and origin is not None else None
+    call = None
+    if first_bad is not None and origin is not None:
+        read = replay.modules.first_bad
+        if read is None:  # a new token, whose logits are those of the token before it
+            read = evidence.token(first_bad.prompt, max(0, first_bad.position - 1))
+        call = evidence.call_of_module(origin.stage.module, read)
     signature = _Signature(evidence, results, origin)
     diagnosis = next(diagnosis for diagnosis, applies in _RULES if applies(signature))
     cause = found or Cause(diagnosis, _location(signature, call))

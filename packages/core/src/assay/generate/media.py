@@ -1,18 +1,71 @@
-"""Find the shape of the images, videos or sounds that a model takes."""
+"""Find the images, videos or sounds that a model takes, alone or inside a text, and its other limits."""
 
-from collections.abc import Iterator
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from assay.errors import UsageError
-from assay.inputs import Media
+from assay.generate.generation_loop import generate, model_inputs
+from assay.inputs import (
+    Batch,
+    InsertedImage,
+    Media,
+    ModelLimits,
+    insert_images,
+    join_media,
+    limits_of,
+)
 from assay.models import LoadedModel
 from assay.models.config_files import first_line
 
 # Samples of a sound: a quarter of a second at 16 kHz. Frames of a spectrogram: a second.
 _NUM_SAMPLES, _NUM_FRAMES = 4000, 100
+
+
+def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
+    """Return the limits of the model's inputs, including those of its generation loop.
+
+    Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
+    its name in the model's outputs.
+    """
+    limits = limits_of(loaded)
+    if loaded.media_input:
+        media = find_media(loaded)
+        ends = (id_ for id_ in loaded.eos_token_ids if id_ < loaded.vocab_size)
+        return replace(
+            limits,
+            media=media,
+            has_tokens=loaded.reads_tokens,
+            end_token_id=next(ends, None) if loaded.reads_tokens else None,
+        )
+    if loaded.image_token_id is not None:
+        limits = _with_images(loaded, limits, loaded.image_token_id)
+    if not loaded.can_generate:
+        return limits
+    if loaded.decoder_start:
+        return replace(limits, whole_prefill="the encoder reads it in one call")
+    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
+    two_chunks = Batch(
+        0,
+        ((token, token),),
+        (0,),
+        loaded.pad_token_id,
+        1,
+        prefill_chunk=1,
+        placeholders=limits.placeholders,
+        marked_in=limits.marked_in,
+    )
+    try:
+        generate(loaded, two_chunks)
+    except Exception as error:  # noqa: BLE001 - model code raises anything
+        return replace(limits, whole_prefill=first_line(error.__cause__ or error))
+    return limits
 
 
 @torch.no_grad()
@@ -25,7 +78,7 @@ def find_media(loaded: LoadedModel) -> Media:
     parameter = next(model.parameters())
     error: Exception | None = None
     for shape in _likely_shapes(loaded.media_input, model):
-        media = Media(loaded.media_input, shape)
+        media = Media(loaded.media_input, (1, *shape))
         inputs = {media.name: media.values.to(parameter.device, parameter.dtype)}
         ids = torch.tensor([loaded.decoder_start or (1, 2, 3)], device=parameter.device)
         if loaded.decoder_start:
@@ -45,19 +98,9 @@ def find_media(loaded: LoadedModel) -> Media:
 
 def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
     """Yield the shapes of one row of the argument `name`, without its batch."""
-    config: Any = model.config
-    parts = [config, *(getattr(config, part, None) for part in ("vision_config", "encoder"))]
-
-    def read(*keys: str) -> Any:  # noqa: ANN401 - a value of a configuration
-        found = (getattr(part, key, None) for key in keys for part in parts if part is not None)
-        return next((value for value in found if value is not None), None)
-
+    read = _Settings(model, ("vision_config", "encoder")).read
     if name.startswith("pixel_values"):
-        size = read("image_size", "input_size", "img_size") or 64
-        image = (
-            read("num_channels") or 3,
-            *(size if isinstance(size, list | tuple) else (size,) * 2),
-        )
+        image = read("num_channels") or 3, *_image_size(read)
         num_frames = read("num_frames", "frames_per_clip")
         if num_frames is not None:
             yield num_frames, *image
@@ -74,3 +117,186 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
             yield width, 2 * positions
         if width is not None:
             yield _NUM_FRAMES, width
+
+
+class _Settings:
+    """A configuration and its named parts, in which the same setting has several names."""
+
+    def __init__(self, model: Any, parts: Sequence[str]) -> None:  # noqa: ANN401 - any Hugging Face model
+        found = [model.config, *(getattr(model.config, part, None) for part in parts)]
+        self._parts = [part for part in found if part is not None]
+
+    def read(self, *keys: str) -> Any:  # noqa: ANN401 - a value of a configuration
+        """Return the first value that is not None."""
+        found = (getattr(part, key, None) for key in keys for part in self._parts)
+        return next((value for value in found if value is not None), None)
+
+
+def _image_size(read: Callable[..., Any]) -> tuple[int, int]:
+    """Return height and width of an image."""
+    size = read("image_size", "input_size", "img_size") or 64
+    return tuple(size) if isinstance(size, list | tuple) else (size, size)
+
+
+# Arguments that mark the tokens of an image, and settings with the tokens around an image.
+_MARKS = re.compile(r"(\w+_)?token_type_ids")
+_BEGIN = re.compile(r"(boi|(image|vision)_(start|bos))_token_(id|index)")
+_END = re.compile(r"(eoi|(image|vision)_end)_token_(id|index)")
+
+
+@torch.no_grad()
+def _with_images(loaded: LoadedModel, limits: ModelLimits, placeholder: int) -> ModelLimits:
+    """Return the limits with images for the texts, which are tried on the model in the order of likelihood.
+
+    Without values (an outline), texts hold no image.
+    """
+    model: Any = loaded.model
+    if next(model.parameters()).is_meta:
+        return limits
+    arguments = inspect.signature(model.forward).parameters
+    marked_in = tuple(name for name in arguments if _MARKS.fullmatch(name))
+    limits = replace(limits, placeholders=(placeholder,), marked_in=marked_in)
+    around = [
+        [
+            id_
+            for name, id_ in vars(model.config).items()
+            if form.fullmatch(name) and isinstance(id_, int) and 0 <= id_ < limits.vocab_size
+        ]
+        for form in (_BEGIN, _END)
+    ]
+    error: BaseException | None = None
+    for sizes in _likely_images(model, arguments):
+        images = []
+        for tensors in sizes:
+            try:
+                num_tokens = _count_tokens(model, tensors)
+            except Exception as raised:  # noqa: BLE001 - model code raises anything
+                error = error or raised
+            else:
+                ids = [*around[0][:1], *[placeholder] * num_tokens, *around[1][:1]]
+                images.append(InsertedImage(tensors, tuple(ids)))
+        if not images:
+            continue
+        found = replace(limits, images=tuple(images))
+        try:
+            _try_images(loaded, found)
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = raised.__cause__ or raised
+        else:
+            return found
+    reason = "" if error is None else f": {first_line(error)}"
+    name = type(model).__name__
+    return replace(limits, no_images=f"{name} takes images of a shape that is not known{reason}")
+
+
+def _count_tokens(model: Any, tensors: Sequence[Media]) -> int:  # noqa: ANN401 - as `_Settings`
+    """Return the number of tokens that an image takes; 1 for a model without a function that says it."""
+    owners = (model, getattr(model, "model", None))
+    functions = (getattr(owner, "get_image_features", None) for owner in owners)
+    function = next((one for one in functions if one is not None), None)
+    if function is None:
+        return 1
+    parameter = next(model.parameters())
+    known = inspect.signature(function).parameters
+    result = function(
+        **{
+            name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+            for name, value in join_media([tensors]).items()
+            if name in known
+        }
+    )
+    features = getattr(result, "pooler_output", result)
+    parts = features if isinstance(features, list | tuple) else [features]
+    return sum(part.shape[:-1].numel() for part in parts)
+
+
+def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
+    """Run the model on a text with two images next to one without. Raises: what the model raises."""
+    special = {loaded.pad_token_id, *limits.placeholders}
+    token = next(id_ for id_ in range(loaded.vocab_size) if id_ not in special)
+    rows = ((token,) * 4, (token,) * 3)
+    batch = Batch(
+        0,
+        rows,
+        (0, 1),
+        loaded.pad_token_id,
+        2,
+        placeholders=limits.placeholders,
+        marked_in=limits.marked_in,
+        decoder_start=limits.decoder_start,
+    )
+    batch = insert_images(batch, limits, 0, ((0.0, 0.7), ()))
+    if loaded.can_generate:
+        generate(loaded, batch)
+    else:
+        model: Any = loaded.model
+        model(**model_inputs(batch, next(model.parameters())))
+
+
+_PARTS = ("vision_config", "vit_config", "vision_tower_config", "thinker_config")
+
+
+def _likely_images(
+    model: Any,  # noqa: ANN401 - as `_Settings`
+    arguments: Mapping[str, object],
+) -> Iterator[list[tuple[Media, ...]]]:
+    """Yield the tensors of one image, for several sizes, in each form that a model may take."""
+    read = _Settings(model, _PARTS).read
+    channels = read("num_channels", "in_channels", "in_chans") or 3
+    height, width = _image_size(read)
+    patch = read("patch_size") or 14
+    patch = patch if isinstance(patch, int) else patch[-1]
+    merge = read("spatial_merge_size", "merge_size", "merge_kernel_size") or 2
+    merge = merge if isinstance(merge, int) else merge[-1]
+    grid = next((name for name in arguments if name.startswith("image_grid")), None)
+    if grid is not None:
+        depth = read("temporal_patch_size") or 1
+        # Unequal axes: positions along height and width cannot be swapped.
+        sizes = [(2 * merge, 3 * merge), (4 * merge, merge)]
+        for of_patch in ((channels * depth * patch**2,), (channels, patch, patch)):
+            yield [
+                (
+                    Media("pixel_values", (high * wide, *of_patch)),
+                    _numbers(grid, [1, high, wide][-3 if grid.endswith("thw") else -2 :]),
+                )
+                for high, wide in sizes
+            ]
+        return
+    plain = Media("pixel_values", (1, channels, height, width))
+    yield [(plain,)]
+    if "image_sizes" in arguments:
+        unit = patch * merge
+        sizes = [(2 * unit, 3 * unit), (4 * unit, unit)]
+        yield [
+            (replace(plain, shape=(1, channels, *size)), _numbers("image_sizes", size))
+            for size in sizes
+        ]
+        pinpoints = sorted(read("image_grid_pinpoints") or [], key=math.prod)
+        yield [
+            (
+                replace(
+                    plain,
+                    shape=(
+                        1,
+                        1 + math.ceil(high / height) * math.ceil(wide / width),
+                        *plain.shape[1:],
+                    ),
+                ),
+                # Not quite as wide: a part of the image is padding.
+                _numbers("image_sizes", (high, wide - width // 4)),
+            )
+            for high, wide in pinpoints[:2]
+        ]
+    of_row = replace(plain, by_row=True)
+    if "pixel_attention_mask" in arguments:
+        mask = Media("pixel_attention_mask", (1, height, width), numbers=(1,), by_row=True)
+        parts = [(height, width), (height, width // 2)]
+        yield [
+            (replace(of_row, extent=(1, channels, *part)), replace(mask, extent=(1, *part)))
+            for part in parts
+        ]
+    yield [(of_row,)]
+
+
+def _numbers(name: str, values: Sequence[int]) -> Media:
+    return Media(name, (1, len(values)), numbers=tuple(values))

@@ -219,7 +219,9 @@ def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
 
 def _first_step(reported: Judged, noise: ReplayResults, evidence: GenerateEvidence) -> int:
     token = _first_bad_token(reported, noise, evidence)
-    return evidence.call_of(token)[1] if token is not None else 0
+    if token is None:
+        return 0
+    return evidence.call_of_module(reported.port.stage.module, token)[1]
 
 
 def _first_bad_token(

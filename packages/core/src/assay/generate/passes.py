@@ -478,8 +478,10 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
 
     progress: gets a note if the trial raises.
     """
-    steps = steps_of_texts(side.loaded, [work.batch for work in works])
-    if not steps or not _has_exact_texts(side, works[0].batch, progress):
+    batches = [work.batch for work in works]
+    steps = steps_of_texts(side.loaded, batches)
+    first = next((batch for batch in batches if batch.number in steps), None)
+    if first is None or not _has_exact_texts(side, first, progress):
         return list(works)
     return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
@@ -516,6 +518,7 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
         and not loaded.decoder_start
         and not is_recurrent
         and batch.prefill_chunk is None
+        and not batch.media  # the values of an image have no columns that could be cut to steps
         and batch.max_new_tokens > 1
         and not any(window is not None and window < length for window in windows)
         and not kinds & _ROPES_BY_LENGTH
@@ -528,7 +531,9 @@ def _has_exact_texts(side: Side, batch: Batch, progress: Progress) -> bool:
     row = max(batch.rows, key=len)
     rows = tuple((row * _TRIAL_PROMPTS[0])[:length] for length in _TRIAL_PROMPTS)
     numbers = tuple(range(len(rows)))
-    trial = Batch(0, rows, numbers, batch.pad_token_id, _TRIAL_NEW_TOKENS)
+    trial = replace(
+        batch, number=0, rows=rows, prompts=numbers, max_new_tokens=_TRIAL_NEW_TOKENS, padded_to=0
+    )
     work = Work(trial, BatchSource(0), text_step=_TRIAL_NEW_TOKENS)
     side = replace(side, choices=None)
     with temporary_folder("assay-trial-") as folder:

@@ -20,7 +20,8 @@ from assay.estimates import (
     report_unknown,
     require_disk,
 )
-from assay.generate.generation_loop import count_tokens, limits_of_generation
+from assay.generate.generation_loop import count_tokens
+from assay.generate.media import limits_of_generation
 from assay.generate.passes import steps_of_texts
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.hooks.tensors import Boundary

@@ -6,10 +6,12 @@ Importing this package does not import torch: a batch makes its tensors on acces
 from assay.inputs.batches import (
     Batch,
     InputPlan,
+    InsertedImage,
     Media,
     ModelLimits,
     Prompt,
     built_in_texts,
+    join_media,
     limits_of,
     load_prompts,
     read_prompts,
@@ -18,12 +20,13 @@ from assay.inputs.planning import (
     BatchOptions,
     LengthRange,
     describe_hard_cases,
+    insert_images,
     parse_lengths,
     plan_batches,
 )
 
 __all__ = [
-    "Batch", "BatchOptions", "InputPlan", "LengthRange", "Media", "ModelLimits", "Prompt", "built_in_texts",
-    "describe_hard_cases", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
+    "Batch", "BatchOptions", "InputPlan", "InsertedImage", "LengthRange", "Media", "ModelLimits", "Prompt", "built_in_texts",
+    "describe_hard_cases", "insert_images", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

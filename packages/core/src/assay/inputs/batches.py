@@ -42,21 +42,82 @@ class _Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An image, a video or a sound, made from a seed: bytes, as (byte - 128) / 64, exact in every dtype."""
+    """A tensor of an image, a video or a sound: given whole numbers, or values made from a seed.
+
+    Those values are bytes, as (byte - 128) / 64, exact in every dtype.
+    """
 
     name: str
     """Argument of the model."""
     shape: tuple[int, ...]
+    """The first dim counts the images or the patches."""
     seed: int = 0
+    numbers: tuple[int, ...] | None = None
+    """Whole numbers in place of values from the seed; one stands for all."""
+    extent: tuple[int, ...] = ()
+    """The part with values, before zeros of padding; empty without padding."""
+    by_row: bool = False
+    """True if the argument has a row of images for each text; False if it has all images of a batch."""
 
     @property
     def values(self) -> "torch.Tensor":
-        """Return the values of one row, (1, *shape) in float32 from -2 to 2."""
+        """Return the given numbers, or values in float32 from -2 to 2."""
         import torch
 
-        drawn = random.Random(self.seed).randbytes(math.prod(self.shape))  # noqa: S311 - reproducible
-        levels = torch.frombuffer(bytearray(drawn), dtype=torch.uint8).float()
-        return ((levels - 128) / 64).reshape(1, *self.shape)
+        shape = self.extent or self.shape
+        if self.numbers is None:
+            drawn = random.Random(self.seed).randbytes(math.prod(shape))  # noqa: S311 - reproducible
+            levels = torch.frombuffer(bytearray(drawn), dtype=torch.uint8).float()
+            values = ((levels - 128) / 64).reshape(shape)
+        elif len(self.numbers) == 1:
+            values = torch.full(shape, self.numbers[0])
+        else:
+            values = torch.tensor(self.numbers).reshape(shape)
+        return _pad_to(values, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedImage:
+    """The tensors of one image in a text, and the tokens that it takes there."""
+
+    tensors: tuple[Media, ...]
+    ids: tuple[int, ...]
+    """Placeholders, with the tokens that begin and end an image."""
+
+
+def join_media(rows: Sequence[Sequence[Media]]) -> "dict[str, torch.Tensor]":
+    """Return the tensors of a batch by argument, from the media of each of its rows.
+
+    Smaller images are padded with zeros, and so are rows with fewer images where each row has its own.
+    """
+    import torch
+
+    found: dict[str, list[list[torch.Tensor]]] = {}
+    by_row: dict[str, bool] = {}
+    for number, row in enumerate(rows):
+        for one in row:
+            found.setdefault(one.name, [[] for _ in rows])[number].append(one.values)
+            by_row[one.name] = one.by_row
+    joined = {}
+    for name, of_rows in found.items():
+        parts = [part for row in of_rows for part in row]
+        size = torch.tensor([part.shape[1:] for part in parts]).amax(0).tolist()
+        rows_of = [[_pad_to(part, [len(part), *size]) for part in row] for row in of_rows]
+        if by_row[name]:
+            empty = parts[0].new_zeros(0, *size)
+            whole = [torch.cat([empty, *row]) for row in rows_of]
+            most = max(map(len, whole))
+            joined[name] = torch.stack([_pad_to(one, [most, *size]) for one in whole])
+        else:
+            joined[name] = torch.cat([part for row in rows_of for part in row])
+    return joined
+
+
+def _pad_to(tensor: "torch.Tensor", shape: Sequence[int]) -> "torch.Tensor":
+    """Return a tensor of this shape, with zeros behind the values."""
+    padded = tensor.new_zeros(tuple(shape))
+    padded[tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +135,14 @@ class ModelLimits:
     """First ids of a decoder that reads the prompt through an encoder."""
     media: Media | None = None
     """The image or sound of each row; None for a model of text."""
+    images: tuple[InsertedImage, ...] = ()
+    """Images of several sizes that a text may hold; empty for other models."""
+    placeholders: tuple[int, ...] = ()
+    """The token that an image replaces."""
+    marked_in: tuple[str, ...] = ()
+    """Arguments that are 1 for the placeholders and 0 for other tokens."""
+    no_images: str = ""
+    """Why the texts of a model that reads images hold none; "" for other models."""
     has_tokens: bool = True
     """False for a model of images or sounds alone."""
     end_token_id: int | None = None
@@ -235,7 +304,7 @@ class Batch:
     """Prompts that the model continues together.
 
     They are padded on the left as generation needs it, or on the right if an encoder reads them, alone or next to
-    images.
+    images that no token stands for.
     """
 
     number: int
@@ -250,8 +319,12 @@ class Batch:
     """`prefill_chunk_size` of the generation; None for a prefill in one call."""
     padded_to: int = 0
     """Least length of each row, to keep the padding of another batch."""
-    media: tuple[Media, ...] = ()
-    """The image or sound of each row. A model that takes no token ids has empty rows."""
+    media: tuple[tuple[Media, ...], ...] = ()
+    """The images or sounds of each row. A model that takes no token ids has empty rows."""
+    placeholders: tuple[int, ...] = ()
+    """The token that an image in a text replaces; empty for models that have none."""
+    marked_in: tuple[str, ...] = ()
+    """Arguments that are 1 for the placeholders and 0 for other tokens."""
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models.
 
@@ -281,14 +354,14 @@ class Batch:
     @property
     def inputs(self) -> "dict[str, torch.Tensor]":
         """Return the tensors that the model's encoder gets, or the model itself, by argument."""
-        import torch
-
         found: dict[str, torch.Tensor] = {}
         if self.length:
             found = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
-        if self.media:
-            found[self.media[0].name] = torch.cat([one.values for one in self.media])
-        return found
+        if self.marked_in:
+            images = {*self.placeholders} if any(self.media) else {*()}
+            marks = [self._pad([int(id_ in images) for id_ in row], 0) for row in self.rows]
+            found |= dict.fromkeys(self.marked_in, self.input_ids.new_tensor(marks))
+        return found | join_media(self.media)
 
     @property
     def decoder_input_ids(self) -> "torch.Tensor | None":
@@ -303,7 +376,8 @@ class Batch:
 
     def _pad(self, row: Sequence[int], value: int) -> list[int]:
         padding = [value] * (self.length - len(row))
-        return [*row, *padding] if self.decoder_start or self.media else [*padding, *row]
+        is_encoded = self.decoder_start or (self.media and not self.placeholders)
+        return [*row, *padding] if is_encoded else [*padding, *row]
 
 
 @dataclass(frozen=True, slots=True)

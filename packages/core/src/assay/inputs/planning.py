@@ -1,6 +1,7 @@
 """Plan the batches of a check from its options and the model's limits."""
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,7 @@ def plan_batches(
     if not limits.has_tokens:
         prompts = [Prompt(None, ())] * options.num_prompts
     rng = random.Random(options.seed)  # noqa: S311 - reproducible, not secret
+    places = _PLACES if prompts is None else ((),)
     if prompts is None:
         lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
         prompts = _built_in_prompts(lengths, options, encode, rng)
@@ -100,23 +102,65 @@ def plan_batches(
         members = prompts[start : start + options.batch_size]
         numbers = tuple(range(start, start + len(members)))
         rows = tuple(_with_end(prompt.ids, limits) for prompt in members)
-        batches.append(
-            Batch(
-                len(batches),
-                rows,
-                numbers,
-                limits.pad_token_id,
-                new_tokens,
-                media=_draw_media(limits.media, options.seed, numbers),
-                decoder_start=limits.decoder_start,
-            )
+        batch = Batch(
+            len(batches),
+            rows,
+            numbers,
+            limits.pad_token_id,
+            new_tokens,
+            media=_draw_media(limits.media, options.seed, numbers),
+            placeholders=limits.placeholders,
+            marked_in=limits.marked_in,
+            decoder_start=limits.decoder_start,
         )
+        of_rows = [places[number % len(places)] for number in numbers]
+        batches.append(insert_images(batch, limits, options.seed, of_rows))
     if long_prompt is not None:
         batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits, options.seed))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
+    if limits.no_images:
+        notes.append(f"no text holds an image: {limits.no_images}")
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+# The places of the images in one text after another, as parts of its length.
+_PLACES: tuple[tuple[float, ...], ...] = ((0.5,), (), (0.0, 0.7), (1.0,))
+
+
+def insert_images(
+    batch: Batch, limits: ModelLimits, seed: int, places: Sequence[Sequence[float]]
+) -> Batch:
+    """Return the batch with images of alternating sizes at these places of each text.
+
+    A text too long for the model's context is cut, and loses images that leave no token of it.
+    """
+    if not limits.images:
+        return batch
+    rows, media = [], []
+    room = (limits.max_positions or sys.maxsize) - batch.max_new_tokens
+    for number, ids, wanted in zip(batch.prompts, batch.rows, places, strict=True):
+        images = [limits.images[(number + one) % len(limits.images)] for one in range(len(wanted))]
+        while images and sum(len(image.ids) for image in images) >= room:
+            images.pop()
+        text = ids[: room - sum(len(image.ids) for image in images)]
+        row = list(text)
+        for place, image in reversed([*zip(wanted, images, strict=False)]):
+            start = int(place * len(text))
+            row[start:start] = image.ids
+        rows.append(tuple(row))
+        first = (seed + number) * len(_PLACES)
+        media.append(
+            tuple(
+                replace(one, seed=first + order)
+                for order, image in enumerate(images)
+                for one in image.tensors
+            )
+        )
+    if not any(media):
+        return batch
+    return replace(batch, rows=tuple(rows), media=tuple(media))
 
 
 def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
@@ -124,11 +168,13 @@ def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
     return ids if limits.end_token_id is None else (*ids[:-1], limits.end_token_id)
 
 
-def _draw_media(media: Media | None, seed: int, numbers: Sequence[int]) -> tuple[Media, ...]:
+def _draw_media(
+    media: Media | None, seed: int, numbers: Sequence[int]
+) -> tuple[tuple[Media, ...], ...]:
     """Return an image or sound for each prompt; none for a model of text."""
     if media is None:
         return ()
-    return tuple(replace(media, seed=seed + number) for number in numbers)
+    return tuple((replace(media, seed=seed + number),) for number in numbers)
 
 
 def _clipped(
@@ -223,6 +269,8 @@ def _long_batch(
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
         media=_draw_media(limits.media, seed, (prompt_number,)),
+        placeholders=limits.placeholders,
+        marked_in=limits.marked_in,
         decoder_start=limits.decoder_start,
     )
 

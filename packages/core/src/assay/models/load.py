@@ -75,6 +75,8 @@ class LoadedModel:
     """First ids of the decoder of an encoder-decoder; empty for other models."""
     media_input: str = ""
     """The argument for images or sounds of a model that takes them without text, or apart from it; "" for others."""
+    image_token_id: int | None = None
+    """The token that an image in a text replaces; None for a model that has none."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
 
@@ -225,6 +227,7 @@ def _describe(
         can_generate=bool(module.can_generate()),
         decoder_start=_decoder_start(module),
         media_input=_media_input(module),
+        image_token_id=_image_token_id(module.config),
         notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
     )
 
@@ -361,7 +364,7 @@ _MEDIA = ("pixel_values", "pixel_values_videos", "input_values", "input_features
 def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     """Return the argument for images or sounds of a model that takes them without text, or apart from it.
 
-    Models that put images between the tokens of a text get text alone.
+    Models that put images between the tokens of a text have an `image_token_id` instead.
     """
     parameters = inspect.signature(module.forward).parameters
     if "input_ids" not in parameters:
@@ -369,6 +372,12 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     known = [name for name in _MEDIA if name in parameters]
     is_mixed = any(_TOKENS_OF_MEDIA.fullmatch(key) for key in vars(module.config))
     return known[0] if known and not is_mixed and not module.can_generate() else ""
+
+
+def _image_token_id(config: object) -> int | None:
+    """Return the token that an image in a text replaces."""
+    found = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    return next((id_ for id_ in found if isinstance(id_, int)), None)
 
 
 def _pad_token_id(

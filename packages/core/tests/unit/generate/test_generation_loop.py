@@ -15,10 +15,10 @@ from assay.generate.generation_loop import (
     generate,
     generate_forced,
     generation_options,
-    limits_of_generation,
     name_outputs,
     timeline_of,
 )
+from assay.generate.media import limits_of_generation
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.inputs import Batch
 from assay.models import LoadedModel
@@ -187,7 +187,7 @@ def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> No
         model = AutoModelForCausalLM.from_config(config).eval()
     loaded = SimpleNamespace(
         model=model, config=config, vocab_size=64, max_positions=None, pad_token_id=0,
-        eos_token_ids=(), can_generate=True, decoder_start=(), media_input="",
+        eos_token_ids=(), can_generate=True, decoder_start=(), media_input="", image_token_id=None,
     )  # fmt: skip
 
     limits = limits_of_generation(cast("LoadedModel", loaded))

@@ -105,7 +105,7 @@ def test_single_rows_are_matched_with_the_same_tensors_as_whole_batches(
 
 
 def test_single_row_has_its_own_image() -> None:
-    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (5, 6))
+    media = tuple((Media("pixel_values", (1, 1, 2, 2), seed),) for seed in (5, 6))
     batch = Batch(0, ((), ()), (0, 1), 0, 0, media=media)
 
     assert [work.batch.media for work in single_rows([batch])] == [media[:1], media[1:]]

@@ -19,6 +19,7 @@ from assay.inputs import (
     ModelLimits,
     Prompt,
     built_in_texts,
+    join_media,
     limits_of,
     load_prompts,
 )
@@ -229,7 +230,7 @@ def test_batch_without_an_encoder_has_no_ids_of_a_decoder() -> None:
 
 
 def test_values_of_an_image_are_exact_in_every_dtype() -> None:
-    values = Media("pixel_values", (3, 4, 4), seed=7).values
+    values = Media("pixel_values", (1, 3, 4, 4), seed=7).values
 
     assert values.shape == (1, 3, 4, 4)
     assert len(values.unique()) > 10
@@ -238,7 +239,7 @@ def test_values_of_an_image_are_exact_in_every_dtype() -> None:
 
 
 def test_text_next_to_an_image_is_padded_on_the_right() -> None:
-    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (1, 2))
+    media = tuple((Media("pixel_values", (1, 1, 2, 2), seed),) for seed in (1, 2))
     batch = Batch(0, ((5,), (6, 7)), (0, 1), 0, 0, media=media)
 
     assert {*batch.inputs} == {"input_ids", "attention_mask", "pixel_values"}
@@ -246,7 +247,7 @@ def test_text_next_to_an_image_is_padded_on_the_right() -> None:
 
 
 def test_images_follow_from_their_seeds() -> None:
-    media = tuple(Media("pixel_values", (1, 2, 2), seed) for seed in (1, 2))
+    media = tuple((Media("pixel_values", (1, 1, 2, 2), seed),) for seed in (1, 2))
     batch = Batch(0, ((), ()), (0, 1), 0, 0, media=media)
 
     (name,) = batch.inputs
@@ -255,3 +256,44 @@ def test_images_follow_from_their_seeds() -> None:
     assert (name, images.shape) == ("pixel_values", (2, 1, 2, 2))
     assert torch.equal(images, batch.inputs[name])
     assert not torch.equal(images[0], images[1])
+
+
+def test_rows_of_images_are_padded_with_zeros() -> None:
+    wide = Media("pixel_values", (1, 2, 3), numbers=(7,), by_row=True)
+    high = Media("pixel_values", (1, 4, 1), numbers=(8,), by_row=True)
+
+    values = join_media([(wide, high), (), (high,)])["pixel_values"]
+
+    assert values.shape == (3, 2, 4, 3)
+    assert values[0, 0].tolist() == [[7, 7, 7], [7, 7, 7], [0, 0, 0], [0, 0, 0]]
+    assert torch.equal(values[0, 1], values[2, 0])
+    assert values[0, 1].tolist() == [[8, 0, 0]] * 4
+    assert not values[1].any()
+    assert not values[2, 1].any()
+
+
+def test_patches_of_all_rows_follow_each_other() -> None:
+    rows = [
+        (Media("grid", (1, 3), numbers=(1, 2, 3)),),
+        (),
+        (Media("grid", (1, 3), numbers=(4, 5, 6)),),
+    ]
+
+    assert join_media(rows)["grid"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_placeholders_are_marked_and_padded_on_the_left() -> None:
+    media = ((), (Media("pixel_values", (1, 2)),))
+    batch = Batch(
+        0, ((5,), (9, 9, 6)), (0, 1), 0, 1, media=media, placeholders=(9,), marked_in=("types",)
+    )  # fmt: skip
+
+    assert batch.input_ids.tolist() == [[0, 0, 5], [9, 9, 6]]
+    assert batch.inputs["types"].tolist() == [[0, 0, 0], [1, 1, 0]]
+
+
+def test_part_of_an_image_is_followed_by_zeros() -> None:
+    values = Media("pixel_values", (1, 2, 2), extent=(1, 2, 1), seed=3).values
+
+    assert values[..., 0].all()
+    assert not values[..., 1].any()

@@ -7,11 +7,13 @@ from assay.inputs import (
     Batch,
     BatchOptions,
     InputPlan,
+    InsertedImage,
     LengthRange,
     Media,
     ModelLimits,
     Prompt,
     describe_hard_cases,
+    insert_images,
     parse_lengths,
     plan_batches,
 )
@@ -33,7 +35,7 @@ def lengths_of(planned: InputPlan) -> list[list[int]]:
 
 def test_texts_next_to_images_end_with_the_end_token() -> None:
     limits = dataclasses.replace(
-        LIMITS, can_generate=False, media=Media("pixel_values", (3, 8, 8)), end_token_id=259
+        LIMITS, can_generate=False, media=Media("pixel_values", (1, 3, 8, 8)), end_token_id=259
     )
 
     planned = plan(limits)
@@ -41,13 +43,16 @@ def test_texts_next_to_images_end_with_the_end_token() -> None:
     rows = [row for batch in planned.batches for row in batch.rows]
     assert {row[-1] for row in rows} == {259}
     assert [len(batch.media) for batch in planned.batches] == [4, 4, 1]
-    seeds = [one.seed for batch in planned.batches for one in batch.media]
+    seeds = [one.seed for batch in planned.batches for (one,) in batch.media]
     assert len({*seeds}) == len(rows)
 
 
 def test_images_alone_have_batches_without_ids() -> None:
     limits = ModelLimits(
-        vocab_size=0, can_generate=False, media=Media("pixel_values", (3, 8, 8)), has_tokens=False
+        vocab_size=0,
+        can_generate=False,
+        media=Media("pixel_values", (1, 3, 8, 8)),
+        has_tokens=False,
     )
 
     planned = plan(limits)
@@ -235,3 +240,48 @@ def test_case_that_cannot_occur_in_the_model_is_none() -> None:
     limits = ModelLimits(vocab_size=260, max_positions=1001, can_generate=False)
     reach = describe_hard_cases([batch(5, 6)], limits)
     assert reach == {PAD: True, WINDOW: None, FAR: None, CHUNKS: None, DECODE: None}
+
+
+IMAGES = tuple(
+    InsertedImage((Media("pixel_values", (1, size)),), (90, *[91] * size, 92)) for size in (2, 3)
+)
+WITH_IMAGES = dataclasses.replace(LIMITS, images=IMAGES, placeholders=(91,))
+
+
+def test_texts_hold_images_of_several_sizes_at_several_places() -> None:
+    batch = Batch(0, ((1, 2, 3, 4), (5, 6)), (0, 1), 0, 4)
+
+    found = insert_images(batch, WITH_IMAGES, 0, ((0.0, 0.5), ()))
+
+    assert found.rows == ((90, 91, 91, 92, 1, 2, 90, 91, 91, 91, 92, 3, 4), (5, 6))
+    assert [[one.shape for one in row] for row in found.media] == [[(1, 2), (1, 3)], []]
+    first, second = found.media[0]
+    assert first.seed != second.seed
+
+
+def test_text_keeps_a_token_next_to_its_images() -> None:
+    limits = dataclasses.replace(WITH_IMAGES, max_positions=11)
+    batch = Batch(0, ((1, 2, 3, 4),), (0,), 0, 4)
+
+    found = insert_images(batch, limits, 0, ((0.0, 0.5),))
+
+    assert found.rows == ((90, 91, 91, 92, 1, 2, 3),)
+    assert [one.shape for row in found.media for one in row] == [(1, 2)]
+
+
+def test_every_batch_has_a_text_without_an_image_and_no_seed_twice() -> None:
+    planned = plan(WITH_IMAGES)
+
+    assert [[len(row) for row in batch.media] for batch in planned.batches] == [
+        [1, 0, 2, 1],
+        [1, 0, 2, 1],
+        [],
+    ]
+    seeds = [one.seed for batch in planned.batches for row in batch.media for one in row]
+    assert len({*seeds}) == len(seeds)
+
+
+def test_given_prompts_hold_no_images() -> None:
+    planned = plan_batches(WITH_IMAGES, BatchOptions(), encode, [Prompt("a", (1, 2))])
+
+    assert planned.batches[0].media == ()
