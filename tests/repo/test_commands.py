@@ -69,6 +69,7 @@ def test_documents_use_known_programs_only(documented: list[list[str]]) -> None:
             "gh",
             "export",
             "python3",
+            "pytest",
             ".nox/torch/bin/python",
             ".",
         }
