@@ -80,10 +80,12 @@ def accept(
         suggests that the training data contains the questions.
     """
     scores = judge_scores(evaluation, chosen_metrics(evaluation, terms.metrics))
-    if scores.verdict is not Outcome.PASS:
-        problems = [
-            f"{name}: {level.reason}" for name, level in scores.levels.items() if level.reason
-        ]
+    problems = [
+        f"{name}: {level.reason}"
+        for name, level in scores.levels.items()
+        if level.verdict in (Outcome.FAIL, Outcome.NOT_COMPARED)
+    ]
+    if problems:
         raise UsageError(f"this evaluation cannot be a baseline: {'; '.join(problems)}")
     if reason is None and path.is_file():
         _refuse_surprises(read_baseline(path).evaluation(), evaluation, path, terms)

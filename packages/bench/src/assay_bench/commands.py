@@ -90,12 +90,15 @@ def perf(
 
     Exit code: 0 measured, 2 usage or environment error, or a failed suite.
     """
+    from assay.devices.detection import require_run
+    from assay.devices.run_string import parse_run
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.records import SuiteRequest, choose_suites
+    from assay_bench.performance.records import make_request
     from assay_bench.performance.running import performance_table, run_suites
 
-    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
+    request = make_request(suite or [], run, model)
+    require_run(parse_run(run))
     folder = RunFolder.create("bench perf", output)
     with open_progress() as progress:
         result = run_suites(request, folder.path.resolve(), progress)
@@ -141,15 +144,20 @@ def ab(
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.records import SuiteRequest, choose_suites
+    from assay_bench.performance.records import make_request
     from assay_bench.performance.running import (
         Environment,
         compare_environments,
         comparison_line,
         comparison_table,
+        find_python,
+        require_blocks,
     )
 
-    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
+    request = make_request(suite or [], run, model)
+    require_blocks(blocks)
+    for path in environments:
+        find_python(path)
     with open_progress() as progress:
         with progress.step("reading the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
@@ -184,6 +192,27 @@ def run(  # noqa: PLR0913 - one for each option
     limit: Annotated[
         int | None, Option("Ask only the first N documents of each task.", "N", minimum=1)
     ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        Option("Examples before each question. Default: from suite and task.", "N", minimum=0),
+    ] = None,
+    apply_chat_template: Annotated[
+        bool, Option("Ask in the chat template of the model's tokenizer.")
+    ] = False,
+    system_instruction: Annotated[
+        str | None, Option("Text before each question, as the system's message.", "TEXT")
+    ] = None,
+    gen_kwargs: Annotated[
+        list[str] | None,
+        Option("Argument of generation, such as temperature=0; repeatable.", "KEY=VALUE"),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        Option(
+            "Texts in a call of the model, or auto. Default: 32; other model classes than hf: lm-eval's.",
+            "N",
+        ),
+    ] = None,
     model_backend: Annotated[
         str | None,
         Option(
@@ -209,11 +238,13 @@ def run(  # noqa: PLR0913 - one for each option
 
     An interrupted run continues with the same --output.
 
-    Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
+    Exit code: 0 PASS (better than a guess), 1 FAIL (NaN, or no better than a guess), 2 usage or environment error,
     3 NOT_COMPARED (underpowered: too few items to tell the model from a guess; or no task is judged).
     """
     from assay.cli.ending import finish
-    from assay.models.sources import remote_code_of
+    from assay.devices.run_string import parse_run
+    from assay.errors import UsageError
+    from assay.models.sources import remote_code_of, resolve_model
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
     from assay_bench.comparing import chosen_metrics
@@ -221,28 +252,46 @@ def run(  # noqa: PLR0913 - one for each option
     from assay_bench.results import judge_scores
     from assay_bench.run_tasks import (
         EvaluationRequest,
+        Settings,
         TaskSuite,
         evaluate,
+        parse_assignments,
         parse_backend,
+        parse_batch_size,
         read_suite,
         run_command_line,
     )
 
     chosen = TaskSuite(tasks=task) if task else read_suite(suite)
-    backend = parse_backend(model_backend, model_args or [], processes)
+    if num_fewshot is not None:
+        chosen = chosen.model_copy(update={"fewshot": num_fewshot})
+    settings = Settings(
+        limit=limit,
+        batch_size=parse_batch_size(batch_size),
+        apply_chat_template=apply_chat_template,
+        system_instruction=system_instruction,
+        gen_kwargs=parse_assignments("gen-kwargs", gen_kwargs or []),
+    )
+    remote_code = remote_code_of(trusted=trust_remote_code)
+    backend = parse_backend(model_backend, model_args or [], processes, remote_code)
+    if backend is not None and candidate_setup is not None:
+        raise UsageError("--candidate-setup needs assay's own loader: omit --model-backend")
+    if backend is None:
+        parse_run(run)
+        resolve_model(model)
     folder = RunFolder.resume("bench run", output).path
     with open_progress() as progress:
         if backend is not None:
-            run_command_line(backend, chosen, limit, folder, progress)
+            run_command_line(backend, chosen, settings, folder, progress)
         else:
             request = EvaluationRequest(
                 model=model,
                 run=run,
                 suite=chosen,
-                limit=limit,
                 setup=candidate_setup,
-                remote_code=remote_code_of(trusted=trust_remote_code),
+                remote_code=remote_code,
                 folder=folder.resolve(),
+                **settings.model_dump(),
             )
             evaluate(request, progress)
     found = read_evaluation(folder)
@@ -356,7 +405,6 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder
     from assay_bench.comparison_files import read_sides, write_comparison
 
-    folder = RunFolder.create("bench compare", output).path
     changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
     metrics: dict[str, tuple[str, ...]] = {}
     for task, name in _parse_pairs("metric", metric or []):
@@ -365,6 +413,7 @@ def compare(  # noqa: PLR0913 - one for each option
     was, now = read_sides(base, candidate, clusters)
     terms, notes = _choose_terms(was, now, suite)
     changed["metrics"] = terms.metrics | metrics
+    folder = RunFolder.create("bench compare", output).path
     write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 

@@ -60,6 +60,9 @@ _LIKELIHOOD_KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling"
 # Hexadecimal digits of SHA-256: 64 bits distinguish all items of a task.
 _HASH_LENGTH = 16
 
+# Field that `assay bench run` adds to samples: `Item.guess` of the whole answer, in nats.
+GUESS = "assay_guess"
+
 # Lists the results of each task in the folder of `assay bench run`.
 MANIFEST = "evaluation.json"
 
@@ -160,11 +163,12 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
     extra = results.model_extra or {}
+    facts = ours or _side_of(results)
     return Evaluation(
-        name=str(ours.get("name") or results.model_name or _model_of(results.config)),
+        name=str(ours.get("name") or " on ".join(facts.values())),
         tasks=tasks,
         asked={key: extra.get(key) for key in _EVALUATION_KEYS},
-        facts=ours | {key: extra[key] for key in _FACTS if key in extra},
+        facts=facts | {key: extra[key] for key in _FACTS if key in extra},
         groups=_tasks_of_groups(results.group_subtasks, tasks),
     )
 
@@ -190,9 +194,16 @@ def _within(folder: Path, name: str) -> Path:
     return refuse_link(file)
 
 
-def _model_of(config: Mapping[str, Any]) -> str:
-    named = config.get("model_args") or config.get("model") or "a model without a name"
-    return redact([str(named)])[0]
+def _side_of(results: _Results) -> dict[str, Any]:
+    """Return the model, and the class and dtype that lm-eval ran it with, as far as its results say so."""
+    config = results.config
+    arguments, kind = config.get("model_args"), config.get("model")
+    named = str(results.model_name or arguments or kind or "a model without a name")
+    model = Path(named).name if "=" not in named and Path(named).is_absolute() else named
+    given = arguments.get("dtype") if isinstance(arguments, dict) else None
+    dtype = str(config.get("model_dtype") or given or "").removeprefix("torch.")
+    run = "/".join(str(one) for one in (kind, dtype) if one)
+    return {"model": redact([model])[0]} | ({"run": run} if run else {})
 
 
 def newest_results(folder: Path) -> Path:
@@ -370,6 +381,8 @@ def _answers(sample: Sample, kind: str, request: _Requests, right: int | None) -
     if right is not None:
         num_bytes = max(1, len(request.continuations[right].encode()))
         found["log_probability"] = request.likelihoods[right] / num_bytes
+        if GUESS in sample:
+            found["guess"] = float(sample[GUESS]) / num_bytes
     if any(math.isnan(one) for one in request.likelihoods):
         found["log_probability"] = math.nan
     return found

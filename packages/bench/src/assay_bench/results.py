@@ -1,6 +1,12 @@
-"""The answers of a model to tasks, and their verdict: finite numbers, and choices that are better than a guess."""
+"""The answers of a model to tasks, and their verdict: finite numbers, and answers that are better than a guess.
+
+A guess depends on the task. Of several options, it chooses one at random. Of generated text, it gives the most frequent
+right answer every time. Of text that the model must find probable, it knows how often each token occurs, and nothing of
+the context: no weights without use of the context are better.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,7 +25,9 @@ from assay.judge.levels import (
     outcome_of_levels,
     passed,
 )
+from assay.judge.wording import format_count
 from assay.verdicts import Number, Outcome, Verdict
+from assay_bench.paired_statistics import Differences, p_worse
 
 LOG_PROBABILITY = "log-probability"
 UNDERPOWERED = "underpowered: too few items to decide"
@@ -43,6 +51,8 @@ class Item:
     """Verdict of the task's metric; None if the metric is not a yes-or-no one."""
     log_probability: Number | None = None
     """Log probability of the right answer in nats per byte; None if the task does not use probabilities."""
+    guess: Annotated[Number | None, Field(exclude=True)] = None
+    """Its log probability by a guess that knows how often each token occurs in all right answers; None if unknown."""
     cluster: str | None = None
     """Name shared by documents that belong together, such as questions on one text."""
     question: _Text = ""
@@ -187,12 +197,14 @@ def _mean(values: list[float]) -> float | None:
 SIGNIFICANCE = 0.01
 # Tasks with too few items to detect this advantage over a guess, with this power, do not fail.
 _ADVANTAGE, _POWER = 0.2, 0.8
+# Log probability of a byte by a guess that knows nothing.
+_UNIFORM = -math.log(256)
 
 
 def judge_scores(
     evaluation: Evaluation, metrics: Mapping[str, Sequence[str]] | None = None
 ) -> Verdict:
-    """Judge each task. Only `assay bench compare` judges how good a score is.
+    """Judge each task by a guess. Only `assay bench compare` judges how good a score is.
 
     metrics: those to judge of a task; all of a task that is not named. NaN fails in any.
     """
@@ -207,7 +219,12 @@ def judge_scores(
     return conclude(
         levels,
         None if is_finite else Cause("non-finite"),
-        notes=[f"{name}: {score_in_words(task)}" for name, task in judged.items()],
+        # The message gives the reasons of all other levels.
+        notes=[
+            f"{name}: {one.level.reason}"
+            for name, one in levels.items()
+            if one.level.verdict is Outcome.PASS
+        ],
         headline=_headline(levels),
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
@@ -218,16 +235,24 @@ def judge_scores(
 
 
 def _headline(results: dict[str, LevelResult]) -> str:
+    """Name the tasks that decided, and those that no test judged."""
     levels = {name: one.level for name, one in results.items()}
     outcome = outcome_of_levels(levels)
-    if outcome is Outcome.PASS:
-        judged = sum(level.verdict is not None for level in levels.values())
-        return f"{judged} tasks ran; every choice is better than a guess."
-    names = [n for n, one in levels.items() if one.verdict is outcome] or list(levels)
-    # Only a task with too few items has items and is not compared.
-    if outcome is Outcome.NOT_COMPARED and {levels[n].compared > 0 for n in names} == {True}:
-        return f"{UNDERPOWERED} {', '.join(names)}."
-    return f"{', '.join(names) or 'no task'}: {'failed' if outcome is Outcome.FAIL else 'not compared'}."
+    names = [name for name, one in levels.items() if one.verdict is outcome]
+    unjudged = [name for name, one in levels.items() if one.verdict is None]
+    match outcome:
+        case Outcome.PASS:
+            words = f"better than a guess: {', '.join(names)}"
+        case Outcome.FAIL:
+            words = f"failed: {', '.join(names)}"
+        # Only a task with too few items has items and is not compared.
+        case _ if names and all(levels[name].compared for name in names):
+            words = f"{UNDERPOWERED} {', '.join(names)}"
+        case _:
+            words = f"not compared: {', '.join(names)}" if names else "no task was judged"
+    if unjudged and names:
+        words += f"; not judged: {', '.join(unjudged)}"
+    return f"{words}."
 
 
 def score_in_words(task: TaskResult) -> str:
@@ -237,8 +262,11 @@ def score_in_words(task: TaskResult) -> str:
         guess = "" if task.chance is None else f" (a guess: {task.chance:.1%})"
         parts.append(f"{task.metric} {task.accuracy:.1%}{guess}")
     if task.log_probability is not None:
-        parts.append(f"{task.log_probability:.3f} nats per byte")
-    return f"{', '.join(parts) or 'no score'}, {len(task.items):,} items"
+        guesses = [item.guess for item in task.items if item.guess is not None]
+        mean = _mean(guesses)
+        guess = "" if mean is None or task.chance is not None else f" (a guess: {mean:.3f})"
+        parts.append(f"{task.log_probability:.3f} nats per byte{guess}")
+    return f"{', '.join(parts) or 'no score'}, {format_count(len(task.items), 'item')}"
 
 
 def _non_finite(task: TaskResult) -> LevelResult | None:
@@ -252,21 +280,74 @@ def _non_finite(task: TaskResult) -> LevelResult | None:
 
 
 def _level(task: TaskResult) -> LevelResult:
-    num_items = len(task.items)
-    if task.accuracy == 0 and task.log_probability is None:
-        reason = f"no answer is right, which shows nothing: {score_in_words(task)}"
-        return not_run(reason)
+    if not task.items:
+        return not_compared("it has no items")
     if task.chance is not None and task.chance < 1 and task.accuracy is not None:
-        right = sum(item.right is True for item in task.items)
-        p = float(binomtest(right, num_items, task.chance, alternative="greater").pvalue)
-        if not p < SIGNIFICANCE:
-            needed = items_to_tell_from_guess(task.chance)
-            if num_items < needed:
-                reason = f"underpowered: too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
-                return not_compared(reason, num_items)
-            reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
-            return failed(num_items, reason)
-    return passed(num_items)
+        return _judge_choice(task, task.chance)
+    if task.log_probability is not None:
+        return _judge_text(task)
+    if task.accuracy is not None:
+        return _judge_answers(task)
+    return not_run(f"not judged, as no guess of its metric is known: {score_in_words(task)}")
+
+
+def _judge_choice(task: TaskResult, chance: float) -> LevelResult:
+    """Judge the choice among options: exact binomial test."""
+    num_items, p = len(task.items), _p_of_right(task, chance)
+    if p < SIGNIFICANCE:
+        return passed(num_items, reason=_in_words("better than a guess", p, task))
+    needed = items_to_tell_from_guess(chance)
+    if num_items >= needed:
+        return failed(num_items, _in_words("no better than a guess", p, task))
+    few = f"underpowered: {needed} items needed to tell it from a guess"
+    return not_compared(_in_words(few, p, task), num_items)
+
+
+def _judge_text(task: TaskResult) -> LevelResult:
+    """Judge the log probability of text: random signs of the differences of items or clusters."""
+    items, num_items = task.items, len(task.items)
+    nats = [one.log_probability for one in items if one.log_probability is not None]
+    names = [one.cluster for one in items if one.cluster is not None]
+    clusters = names if len(names) == num_items else None
+    p = p_worse(Differences.of([one - _UNIFORM for one in nats], clusters))
+    if p < SIGNIFICANCE:
+        worse = f"worse than a guess of every byte, {_UNIFORM:.3f} nats"
+        return failed(num_items, _in_words(worse, p, task))
+    guesses = [one.guess for one in items if one.guess is not None]
+    if len(guesses) < num_items:
+        unknown = "not judged, as lm-eval's own files do not hold the tokens that a guess needs"
+        return not_run(f"{unknown}: {score_in_words(task)}")
+    gains = [guess - one for one, guess in zip(nats, guesses, strict=True)]
+    return _better_or_unjudged(
+        "a guess that knows how often each token occurs",
+        p_worse(Differences.of(gains, clusters)),
+        task,
+    )
+
+
+def _judge_answers(task: TaskResult) -> LevelResult:
+    """Judge answers without options: exact binomial test against the most frequent right answer."""
+    if not task.accuracy:
+        return not_run(f"no answer is right, which shows nothing: {score_in_words(task)}")
+    share = max(Counter(item.target_hash for item in task.items).values()) / len(task.items)
+    guess = f"the most frequent right answer, {share:.1%}"
+    return _better_or_unjudged(guess, _p_of_right(task, share), task)
+
+
+def _better_or_unjudged(guess: str, p: float, task: TaskResult) -> LevelResult:
+    if p < SIGNIFICANCE:
+        return passed(len(task.items), reason=_in_words(f"better than {guess}", p, task))
+    return not_run(_in_words(f"not judged: not shown to be better than {guess}", p, task))
+
+
+def _p_of_right(task: TaskResult, chance: float) -> float:
+    right = sum(item.right is True for item in task.items)
+    return float(binomtest(right, len(task.items), chance, alternative="greater").pvalue)
+
+
+def _in_words(conclusion: str, p: float, task: TaskResult) -> str:
+    limit = "" if p < SIGNIFICANCE else f", must be below {SIGNIFICANCE:g}"
+    return f"{conclusion} (p = {p:.2g}{limit}): {score_in_words(task)}"
 
 
 @cache

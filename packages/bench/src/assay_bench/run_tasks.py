@@ -177,7 +177,7 @@ def read_suite(name: str) -> TaskSuite:
         raise UsageError(f"suite {name} does not exist; shipped suites: {shipped}")
     suite = read_toml_record(TaskSuite, path)
     tasks = [
-        os.path.realpath(path.parent / task) if task.endswith((".yaml", ".yml")) else task
+        os.path.realpath(path.parent / task) if task.endswith(_YAML) else task
         for task in suite.tasks
     ]
     return suite.model_copy(update={"tasks": tasks, "name": Path(name).name})
@@ -188,6 +188,8 @@ _MAX_BYTES = 1 << 19
 _NUM_FIRST_BYTES = 1 << 10
 
 _FOLDER = Path(str(files("assay_bench") / "battery" / "tasks"))
+
+_YAML = (".yaml", ".yml")
 
 
 def make_task_error(task: str, problem: str) -> UsageError:
@@ -209,7 +211,7 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
         return _parse(_FOLDER / f"{task}.yaml") | {
             "dataset_kwargs": {"data_files": {"test": str(documents)}}
         }
-    if not task.endswith((".yaml", ".yml")):
+    if not task.endswith(_YAML):
         return task
     config = _parse(Path(task))
     if config.get("dataset_path") == "json":
@@ -240,7 +242,8 @@ def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
     named = settings.get("data_files") if isinstance(settings, dict) else None
     if not isinstance(named, dict) or not named:
         raise make_task_error(str(path), "expected dataset_kwargs: data_files: {test: FILE.jsonl}")
-    found = {str(split): path.parent / str(file) for split, file in named.items()}
+    # Absolute, because lm-eval reads them in another folder.
+    found = {str(split): path.absolute().parent / str(file) for split, file in named.items()}
     for file in found.values():
         with open_file(file) as documents:
             beginning = documents.read(_NUM_FIRST_BYTES)
@@ -251,8 +254,24 @@ def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
 
 DONE_FILE = "done.json"
 
+# Of assay's own loader, and of lm-eval's class `hf`, whose own default of 1 is many times slower.
+BATCH_SIZE = "32"
 
-class EvaluationRequest(Record):
+
+class Settings(Record):
+    """Settings of lm-eval, by its names, that hold for all tasks."""
+
+    limit: int | None = None
+    """Number of documents of each task; None for all."""
+    batch_size: str | None = None
+    """Texts in a call of the model, or `auto`; None for the default."""
+    apply_chat_template: bool = False
+    system_instruction: str | None = None
+    gen_kwargs: dict[str, str] = Field(default_factory=dict)
+    """Arguments of generation, which replace those of the tasks."""
+
+
+class EvaluationRequest(Settings):
     """A request to evaluate a model that assay loads."""
 
     model: str
@@ -261,8 +280,6 @@ class EvaluationRequest(Record):
     """For the process, with the tasks that have no results yet."""
     content: str = ""
     """Hash of the model's files, which `evaluate` adds; "" for a model on the hub."""
-    limit: int | None = None
-    """Number of documents of each task; None for all."""
     setup: str | None = None
     """FILE.py:FUNC to call with the loaded model."""
     remote_code: RemoteCode = "refuse"
@@ -271,13 +288,13 @@ class EvaluationRequest(Record):
 
     def key(self) -> dict[str, Any]:
         """Return the settings that must be equal to keep the results of an interrupted run."""
-        kept = self.model_dump(mode="json", exclude={"folder", "suite"})
+        kept = self.model_dump(mode="json", exclude={"folder", "suite", "batch_size"})
         return kept | {"fewshot": self.suite.fewshot}
 
 
 def task_folder(folder: Path, task: str) -> Path:
     """Return the folder of a task in the folder of a run."""
-    return folder / "tasks" / (Path(task).stem if "/" in task else task)
+    return folder / "tasks" / (Path(task).stem if task.endswith(_YAML) else task)
 
 
 _WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction("assay_bench.task_worker:evaluate")
@@ -317,7 +334,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
 
 
 def _are_local(tasks: list[str]) -> bool:
-    return all(task in TASKS or task.endswith((".yaml", ".yml")) for task in tasks)
+    return all(task in TASKS or task.endswith(_YAML) for task in tasks)
 
 
 def _require_same_evaluation(request: EvaluationRequest) -> None:
@@ -367,9 +384,20 @@ class Backend:
     arguments: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
     """Copies of the model that share the documents, started by `accelerate launch`."""
+    remote_code: RemoteCode = "refuse"
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the model is a folder."""
+        name = self.arguments.get("pretrained", "")
+        return bool(name) and resolve_model(name).kind == "folder"
 
 
-def command_line(backend: Backend, suite: TaskSuite, limit: int | None, folder: Path) -> list[str]:
+# Variable with the file for the message of an error in lm-eval's process.
+FAILURE_FILE = "ASSAY_BENCH_FAILURE_FILE"
+
+
+def command_line(backend: Backend, suite: TaskSuite, settings: Settings, folder: Path) -> list[str]:
     """Write the task files into `folder` and return the command.
 
     Raises: UsageError for arguments that lm-eval would split.
@@ -382,33 +410,48 @@ def command_line(backend: Backend, suite: TaskSuite, limit: int | None, folder: 
     start = [sys.executable, "-m"]
     if backend.processes > 1:
         start += ["accelerate.commands.launch", "--num_processes", str(backend.processes), "-m"]
-    words = [*start, "lm_eval", "run", "--model", backend.name, "--tasks", ",".join(names)]
+    words = [*start, "assay_bench.task_worker", "run", "--model", backend.name]
+    words += ["--tasks", ",".join(names)]
     words += ["--model_args", arguments] if arguments else []
     words += ["--include_path", str(_task_files(folder)), "--output_path", str(folder / "lm-eval")]
     words += [] if suite.fewshot is None else ["--num_fewshot", str(suite.fewshot)]
-    words += [] if limit is None else ["--limit", str(limit)]
+    size = settings.batch_size or (BATCH_SIZE if backend.name == "hf" else None)
+    words += [] if size is None else ["--batch_size", size]
+    words += [] if settings.limit is None else ["--limit", str(settings.limit)]
+    words += ["--apply_chat_template"] if settings.apply_chat_template else []
+    if settings.system_instruction is not None:
+        words += ["--system_instruction", settings.system_instruction]
+    if settings.gen_kwargs:
+        words += ["--gen_kwargs", *(f"{key}={text}" for key, text in settings.gen_kwargs.items())]
+    words += ["--trust_remote_code"] if backend.remote_code == "trust" else []
     return [*words, "--log_samples"]
 
 
 def run_command_line(
-    backend: Backend, suite: TaskSuite, limit: int | None, folder: Path, progress: Progress
+    backend: Backend, suite: TaskSuite, settings: Settings, folder: Path, progress: Progress
 ) -> None:
     """Run lm-eval, with its output in `folder`/lm-eval.log, and write the manifest of its results.
 
     Raises: UsageError if the folder holds a finished evaluation; ProcessError with the end of the output if
         lm-eval fails.
     """
-    folder = folder.resolve()  # lm-eval runs in this folder
     if os.path.lexists(folder / MANIFEST):
         raise UsageError(f"{folder} holds a finished evaluation: name a new folder with --output")
-    words = command_line(backend, suite, limit, folder)
-    log = folder / "lm-eval.log"
+    words = command_line(backend, suite, settings, folder)
+    log, failure = folder / "lm-eval.log", folder / "failure.txt"
+    failure.unlink(missing_ok=True)
     progress.note(f"output of lm-eval: {log}")
     with (
         progress.step(f"evaluating {backend.name} with lm-eval"),
         log.open("w", encoding="utf-8") as output,
     ):
-        done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
+        # Relative paths of arguments are those of this process. Its folder must not hide packages.
+        variables = os.environ | {"PYTHONSAFEPATH": "1", FAILURE_FILE: str(failure.resolve())}
+        if backend.is_local and _are_local(suite.tasks):
+            variables["HF_HUB_OFFLINE"] = "1"
+        done = subprocess.run(words, stdout=output, stderr=output, check=False, env=variables)
+    if done.returncode and failure.is_file():
+        raise ProcessError(f"lm-eval failed: {read_text(failure, _MAX_BYTES)}; log: {log}")
     if done.returncode:
         raise ProcessError.died("lm-eval", done.returncode, log)
     for results in folder.rglob("results_*.json"):
@@ -450,10 +493,37 @@ def _task_name(task: str, folder: Path) -> str:
     return name
 
 
-def parse_backend(name: str | None, arguments: list[str], processes: int) -> Backend | None:
+def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Parse the values of a repeatable option KEY=VALUE. Raises: UsageError."""
+    pairs = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not key or not separator:
+            raise UsageError(f"--{option} {text}: expected one KEY=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+_BATCH_SIZES = re.compile(r"[1-9]\d*|auto(:[1-9]\d*)?")
+
+
+def parse_batch_size(text: str | None) -> str | None:
+    """Return the value of --batch-size. Raises: UsageError unless lm-eval understands it."""
+    if text is not None and not _BATCH_SIZES.fullmatch(text):
+        raise UsageError(f"--batch-size {text}: expected a number above 0, or auto")
+    return text
+
+
+def parse_backend(
+    name: str | None,
+    arguments: list[str],
+    processes: int,
+    remote_code: RemoteCode = "refuse",
+) -> Backend | None:
     """Parse the options of a backend; return None without --model-backend.
 
-    Raises: UsageError for options that need a backend, or arguments that are not KEY=VALUE.
+    Raises: UsageError for options that need a backend, arguments that are not KEY=VALUE, or a model
+        folder that does not exist.
     """
     if name is None:
         if arguments or processes > 1:
@@ -461,14 +531,15 @@ def parse_backend(name: str | None, arguments: list[str], processes: int) -> Bac
                 "--model-args and --processes need --model-backend, such as --model-backend hf"
             )
         return None
-    pairs = {}
-    for text in arguments:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise UsageError(f"--model-args {text}: expected one KEY=VALUE")
-        pairs[key] = value
+    pairs = parse_assignments("model-args", arguments)
+    if "batch_size" in pairs:
+        raise UsageError(
+            f"--model-args batch_size={pairs['batch_size']}: --batch-size sets the batch size"
+        )
+    if "pretrained" in pairs:
+        resolve_model(pairs["pretrained"])
     if processes > 1 and pairs.get("device", "").startswith("cpu"):
         raise UsageError(
             "--processes needs accelerators: on a CPU, `accelerate launch` always starts one process"
         )
-    return Backend(name, pairs, processes)
+    return Backend(name, pairs, processes, remote_code)

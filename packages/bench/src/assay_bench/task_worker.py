@@ -4,10 +4,15 @@ lm-eval's class for transformers models gets the model, a byte tokenizer, and pr
 """
 
 import logging
+import math
+import os
+import traceback
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +22,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import AssayError, MachineError, UsageError
 from assay.files import seal, write_whole
+from assay.launch import ProcessError
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.config_files import first_line, load_tokenizer
@@ -27,8 +33,11 @@ from assay.models.micro.recipes import BOS_ID
 from assay.models.sources import local_folder
 from assay.progress import subtask
 from assay.runs import Progress
+from assay_bench.lm_eval_files import GUESS
 from assay_bench.run_tasks import (
+    BATCH_SIZE,
     DONE_FILE,
+    FAILURE_FILE,
     EvaluationRequest,
     load_task,
     make_task_error,
@@ -40,7 +49,6 @@ if TYPE_CHECKING:
 
     from assay.devices.base import Device
 
-_BATCH_SIZE = 32
 _BOS, _PAD = "<bos>", "<pad>"
 
 
@@ -110,6 +118,7 @@ def _run_task(
 ) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
+    from lm_eval.utils import handle_arg_string
 
     folder = task_folder(options.folder, task)
     counted = NanCalls()
@@ -122,10 +131,17 @@ def _run_task(
                 tasks=[config],
                 num_fewshot=options.suite.fewshot,
                 limit=options.limit,
+                apply_chat_template=options.apply_chat_template,
+                system_instruction=options.system_instruction,
+                gen_kwargs={
+                    name: handle_arg_string(text) for name, text in options.gen_kwargs.items()
+                },
                 bootstrap_iters=0,
                 evaluation_tracker=tracker,
             )
     samples = results.pop("samples")
+    for name in samples:
+        _add_guesses(samples[name], results["configs"][name]["output_type"], language_model)
     tracker.save_results_aggregated(
         results=results | {"assay": facts | {"num_nan_calls": counted.number}}, samples=samples
     )
@@ -135,6 +151,30 @@ def _run_task(
         # lm-eval only logs that it could not write.
         raise MachineError(f"lm-eval could not write its results into {folder}")
     write_whole(folder / DONE_FILE, seal(options.key()))
+
+
+def _add_guesses(samples: list[dict[str, Any]], output_type: str, language_model: "HFLM") -> None:
+    """Add the log probability of a guess by frequency to each sample of a text that the model has to find probable."""
+    if output_type not in ("loglikelihood", "loglikelihood_rolling"):
+        return
+    tokens = [_predicted_tokens(sample["arguments"][0], language_model) for sample in samples]
+    for sample, guess in zip(samples, guess_by_frequency(tokens), strict=True):
+        sample[GUESS] = guess
+
+
+def _predicted_tokens(arguments: Sequence[str], language_model: "HFLM") -> list[int]:
+    """Return the tokens whose probabilities lm-eval adds up: those of the text, or of the text after a context."""
+    if len(arguments) > 1 and arguments[0]:
+        _, predicted = language_model._encode_pair(arguments[0], arguments[1])  # noqa: SLF001
+        return list(predicted)
+    return list(language_model.tok_encode(arguments[-1]))
+
+
+def guess_by_frequency(texts: Sequence[Sequence[int]]) -> list[float]:
+    """Return the log probability of each text, if a token is as probable as it is frequent in all of them."""
+    counts = Counter(token for text in texts for token in text)
+    total = counts.total()
+    return [math.fsum(math.log(counts[token] / total) for token in text) for text in texts]
 
 
 class NanCalls:
@@ -164,7 +204,7 @@ class NanCalls:
 
 @contextmanager
 def _one_line_errors(task: str) -> Iterator[None]:
-    """Raise UsageError for a task that lm-eval cannot download."""
+    """Raise UsageError for a task that lm-eval cannot download, and name a document that it cannot use."""
     try:
         yield
     except (ConnectionError, FileNotFoundError) as error:
@@ -174,6 +214,29 @@ def _one_line_errors(task: str) -> Iterator[None]:
             " run it once on a machine with network access and an HF_HOME that this machine shares, or"
             " use --suite offline",
         ) from None
+    except AssayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of code of a task
+        traceback.print_exc()  # into the log
+        raise ProcessError(f"lm-eval failed: {describe_failure(error, task)}") from None
+
+
+def describe_failure(error: BaseException, task: str = "") -> str:
+    """Describe an exception in lm-eval's code, with its task and document, if frames of its traceback know them.
+
+    task: the task, if it is known.
+    """
+    document = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        names = frame.f_locals
+        if frame.f_globals.get("__name__", "").startswith("lm_eval.") and "doc_id" in names:
+            document = names["doc_id"]
+            owner = getattr(names.get("self", names.get("task")), "config", None)
+            task = task or str(getattr(owner, "task", ""))
+    place = [f"task {task}"] if task else []
+    place += [] if document is None else [f"document {document}"]
+    text = f"{type(error).__name__}: {first_line(error)}"
+    return f"{', '.join(place)}: {text}" if place else text
 
 
 def open_language_model(loaded: LoadedModel, options: EvaluationRequest) -> "HFLM":
@@ -188,11 +251,15 @@ def open_language_model(loaded: LoadedModel, options: EvaluationRequest) -> "HFL
     else:
         with local_folder(loaded.source, options.remote_code) as folder:
             tokenizer = load_tokenizer(folder, options.remote_code)
+    if options.apply_chat_template and not tokenizer.chat_template:
+        raise UsageError(
+            f"--apply-chat-template: the tokenizer of {options.model} has no chat template"
+        )
     huggingface.tqdm = BarAsTask
     return huggingface.HFLM(
         pretrained=loaded.model,
         tokenizer=tokenizer,
-        batch_size=_BATCH_SIZE,
+        batch_size=options.batch_size or BATCH_SIZE,
         max_length=loaded.max_positions,
         softmax_dtype="float32",
         add_bos_token=True if loaded.tokenizer_kind == "bytes" and starts_with_bos else None,
@@ -237,3 +304,18 @@ class BarAsTask:
             for item in self._items:
                 yield item
                 self.update()
+
+
+def run_lm_eval() -> None:
+    """Run lm-eval's command line, and write the message of an error into the file that FAILURE_FILE names."""
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except Exception as error:
+        write_whole(Path(os.environ[FAILURE_FILE]), describe_failure(error))
+        raise
+
+
+if __name__ == "__main__":
+    run_lm_eval()

@@ -47,7 +47,7 @@ def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two quick tasks: a shipped one, and a file in the suite's folder."""
+    """Two quick tasks: a shipped one of text, and a file with options in the suite's folder."""
     folder = tmp_path_factory.mktemp("suite")
     documents = [
         {"context": f"for i in range({n}):\n    pr", "choices": ["int", "q~@"], "label": 0}
@@ -56,7 +56,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "counting.jsonl").write_text("\n".join(map(json.dumps, documents)))
     (folder / "counting.yaml").write_text(TASK)
     (folder / "quick.toml").write_text(
-        'tasks = ["next-text", "counting.yaml"]\n'
+        'tasks = ["library-text", "counting.yaml"]\n'
         "terms = {accuracy = 0.05, log_probability = 0.001, movement = 0.001}\n"
     )
     (folder / "damage.py").write_text(DAMAGE)
@@ -72,10 +72,11 @@ def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("damaged", ["--candidate-setup", f"{suite}/damage.py:scale"]),
     ):
         code, verdict = judged(
-            *("run", "--suite", str(suite / "quick.toml"), "--limit", "120", *setup),
+            *("run", "--suite", str(suite / "quick.toml"), "--limit", "60", *setup),
             *("--output", str(folder / name)),
         )
-        assert (code, verdict["verdict"], verdict["compared"]) == (0, "PASS", 240), verdict
+        assert (code, verdict["verdict"], verdict["compared"]) == (0, "PASS", 120), verdict
+        assert verdict["headline"] == "better than a guess: library-text, counting."
     return folder
 
 
@@ -96,7 +97,7 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
 def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     runs: Path, suite: Path, tmp_path: Path
 ) -> None:
-    done = runs / "trained" / "tasks" / "next-text" / "done.json"
+    done = runs / "trained" / "tasks" / "library-text" / "done.json"
     written = done.stat().st_mtime_ns
     baseline = tmp_path / "llama.json"
     accepted = assay("accept", str(runs / "trained"), str(baseline), "--approved-by", "Ada")
@@ -105,7 +106,7 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
 
     (runs / "trained" / "tasks" / "counting" / "done.json").unlink()
     code, _ = judged(
-        *("run", "--suite", str(suite / "quick.toml"), "--limit", "120"),
+        *("run", "--suite", str(suite / "quick.toml"), "--limit", "60"),
         *("--output", str(runs / "trained")),
     )
     assert code == 0
@@ -148,11 +149,24 @@ def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
     assert "fewshot is 2, base 0" in verdict["levels"]["counting"]["reason"]
 
 
+def test_random_weights_do_not_pass_a_task_of_text_alone(tmp_path: Path) -> None:
+    code, verdict = judged(
+        *("run", "--model", "micro:llama?trained=0", "--task", "library-text", "--limit", "20"),
+        *("--output", str(tmp_path / "run")),
+    )
+    assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
+        (
+            ["run", "--model-backend", "hf", "--model-args", "pretrained=./a"],
+            "model './a': no such",
+        ),
+        (["run", "--batch-size", "0"], "--batch-size 0: expected a number above 0, or auto"),
         (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
         (["compare", "absent", "absent"], "absent: no such file or folder"),
         (
@@ -170,3 +184,4 @@ def test_usage_error_exits_with_2_and_one_message(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}"), done.stderr
+    assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from assay.files import read_sealed
+from assay.models.micro.recipes import find_recipe
 from assay_bench.performance.records import RESULT_FILE, PerformanceResult
 
 pytestmark = pytest.mark.timeout(600)
@@ -73,11 +74,13 @@ sys.meta_path.insert(0, Slower())
 
 
 def assay(
-    *arguments: object, variables: dict[str, str] | None = None
+    *arguments: object, variables: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "assay.cli", "bench", *map(str, arguments)]
     environment = {**os.environ, **(variables or {})}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=cwd
+    )
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -137,6 +140,15 @@ def test_ab_names_the_slower_suite(
     assert len(found["blocks"]) == 6
 
 
+@pytest.mark.long
+def test_model_is_found_by_a_relative_path(tmp_path: Path) -> None:
+    folder = find_recipe("llama").folder
+    (tmp_path / "model").symlink_to(folder)
+    done = assay("perf", "--suite", "prefill", "--model", "model", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "performance.json").is_file()
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two runs of shipped suites: clean, and with a planted slow-down."""
@@ -191,6 +203,12 @@ def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None
             ["ab", "absent", "absent"],
             "absent is not an environment: neither a folder with bin/python",
         ),
+        # Found before the environments are asked for their suites.
+        (
+            ["ab", sys.executable, sys.executable, "--model", "./absent"],
+            "model './absent': no such",
+        ),
+        (["ab", sys.executable, sys.executable, "--blocks", "5"], "5 blocks are too few"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(
@@ -200,6 +218,8 @@ def test_usage_error_exits_with_2_and_one_message(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
+    assert "reading the suites" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_planning_imports_no_torch() -> None:

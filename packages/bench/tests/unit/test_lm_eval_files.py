@@ -108,6 +108,28 @@ def test_each_kind_of_task_is_read(tmp_path: Path) -> None:
     assert [found.tasks[kind].chance for kind in KINDS] == [0.5, None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"model": "hf", "model_dtype": "torch.bfloat16"}, "model on hf/bfloat16"),
+        ({"model": "vllm", "model_args": {"dtype": "float16"}}, "model on vllm/float16"),
+        ({"model": "local-completions", "model_args": "a=b"}, "model on local-completions"),
+        ({}, "model"),
+    ],
+)
+def test_side_is_named_by_model_class_and_dtype(
+    config: dict[str, object], name: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0)]}, config=config, model_name="/far/away/model")
+    assert read_evaluation(tmp_path).name == name
+
+
+def test_guess_of_a_text_is_read_per_byte(tmp_path: Path) -> None:
+    write(tmp_path, {"texts": [sample("texts", 0, assay_guess=-18.0)]})
+    (item,) = read_evaluation(tmp_path).tasks["texts"].items
+    assert item.guess == pytest.approx(-3.0)  # six bytes
+
+
 def test_right_choice_can_be_given_as_text(tmp_path: Path) -> None:
     write(tmp_path, {"choices": [sample("choices", 0, target="five", acc=0.0, acc_norm=0.0)]})
     (item,) = read_evaluation(tmp_path).tasks["choices"].items

@@ -1,9 +1,11 @@
 import math
+from dataclasses import replace
 
+import pytest
 from scipy.stats import binom
 
 from assay.verdicts import Outcome
-from assay_bench.results import Score, items_to_tell_from_guess, judge_scores
+from assay_bench.results import Score, TaskResult, items_to_tell_from_guess, judge_scores
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 
@@ -14,7 +16,66 @@ def test_choice_must_be_better_than_a_guess() -> None:
 
     assert judged(40, 0.25) is Outcome.PASS
     assert judged(28, 0.25) is Outcome.FAIL
-    assert judged(1, None) is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_alike", "outcome"),
+    [
+        # The answer to 10 of 100 questions is right 10 times of 100; 20 times has p = 0.002, 15 p = 0.07.
+        (20, 10, Outcome.PASS),
+        (15, 10, None),
+        # Each question has its own answer: 5 right ones have p = 0.003.
+        (5, 1, Outcome.PASS),
+        (100, 100, None),
+    ],
+)
+def test_answers_without_options_must_beat_the_most_frequent_right_answer(
+    num_right: int, num_alike: int, outcome: Outcome | None
+) -> None:
+    items = [
+        replace(one, target_hash="often" if n < num_alike else f"t{n}")
+        for n, one in enumerate(answered(num_right, 100).items)
+    ]
+    verdict = judge_scores(evaluation(task(items)))
+    assert verdict.levels["sums"].verdict is outcome
+    assert verdict.verdict is (outcome or Outcome.NOT_COMPARED)
+    assert f"the most frequent right answer, {num_alike}.0% (p = " in str(
+        verdict.levels["sums"].reason
+    )
+
+
+def likelihoods(nats: float, guess: float | None, num_items: int = 60) -> TaskResult:
+    """A text task: log-probabilities around `nats`, and those of a guess, all in nats per byte."""
+    items = [item(n, None, nats + 0.01 * (n % 3)) for n in range(num_items)]
+    return task([replace(one, guess=guess) for one in items], name="text")
+
+
+@pytest.mark.parametrize(
+    ("side", "outcome", "reason"),
+    [
+        (likelihoods(-1.5, -3.0), Outcome.PASS, "better than a guess that knows how often"),
+        # Random weights: a little better than log(1/256) = -5.545, and far from the frequencies.
+        (likelihoods(-5.53, -3.0), None, "not judged: not shown to be better than a guess that"),
+        (likelihoods(-5.60, -3.0), Outcome.FAIL, "worse than a guess of every byte, -5.545 nats"),
+        (likelihoods(-1.5, None), None, "not judged, as lm-eval's own files do not hold"),
+        # Signs of six items are all positive with probability 1/64.
+        (likelihoods(-1.5, -3.0, 6), None, "not judged: not shown to be better"),
+    ],
+)
+def test_text_must_be_more_probable_than_by_frequencies_alone(
+    side: TaskResult, outcome: Outcome | None, reason: str
+) -> None:
+    alone = judge_scores(evaluation(side))
+    assert alone.levels["text"].verdict is outcome
+    assert str(alone.levels["text"].reason).startswith(reason)
+    # A task that no test judged never makes a PASS.
+    assert alone.verdict is (outcome or Outcome.NOT_COMPARED)
+
+
+def test_clusters_of_text_are_one_sign_each() -> None:
+    side = likelihoods(-1.5, -3.0)
+    items = tuple(replace(one, cluster=f"piece {n % 6}") for n, one in enumerate(side.items))
+    assert judge_scores(evaluation(replace(side, items=items))).levels["text"].verdict is None
 
 
 def test_few_items_are_underpowered() -> None:
@@ -22,7 +83,10 @@ def test_few_items_are_underpowered() -> None:
     verdict = judge_scores(evaluation(task(answered(3, 4).items, chance=0.25)))
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
     reason = str(verdict.levels["sums"].reason)
-    assert reason.startswith("underpowered: too few items to tell it from a guess (4 of 58)")
+    assert reason == (
+        "underpowered: 58 items needed to tell it from a guess (p = 0.051, must be below 0.01):"
+        " acc 75.0% (a guess: 25.0%), 4 items"
+    )
     assert verdict.headline == "underpowered: too few items to decide sums."
     assert judge_scores(evaluation(task(answered(4, 4).items, chance=0.25))).passed
 
@@ -51,7 +115,7 @@ def test_task_without_items_is_not_a_pass() -> None:
     few = task(answered(3, 4).items, name="few", chance=0.25)
     verdict = judge_scores(evaluation(task([], name="empty"), few, answered(90, 100)))
     assert verdict.verdict is verdict.levels["empty"].verdict is Outcome.NOT_COMPARED
-    assert verdict.headline == "empty, few: not compared."
+    assert verdict.headline == "not compared: empty, few."
 
 
 def test_generated_text_of_a_model_that_gives_nan_fails() -> None:
@@ -64,11 +128,11 @@ def test_task_without_a_right_answer_is_not_judged() -> None:
     nothing, something = answered(0, 40), task(answered(90, 100).items, name="choices", chance=0.25)
     verdict = judge_scores(evaluation(nothing))
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.headline == "sums: not compared."
+    assert verdict.headline == "no task was judged."
     assert "no answer is right" in str(verdict.levels["sums"].reason)
     both = judge_scores(evaluation(nothing, something))
     assert (both.verdict, both.levels["sums"].verdict) == (Outcome.PASS, None)
-    assert both.headline == "1 tasks ran; every choice is better than a guess."
+    assert both.headline == "better than a guess: choices; not judged: sums."
 
 
 def test_only_the_chosen_metric_is_judged() -> None:
@@ -82,7 +146,9 @@ def test_only_the_chosen_metric_is_judged() -> None:
     assert judge_scores(side).verdict is Outcome.FAIL
     chosen = judge_scores(side, {"sums": ["acc_norm"]})
     assert chosen.verdict is Outcome.PASS
-    assert chosen.notes == ["sums: acc_norm 75.0% (a guess: 25.0%), 100 items"]
+    assert chosen.notes == [
+        "sums: better than a guess (p = 1.4e-25): acc_norm 75.0% (a guess: 25.0%), 100 items"
+    ]
 
 
 def test_nan_fails_also_where_another_metric_is_chosen() -> None:

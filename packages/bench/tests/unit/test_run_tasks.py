@@ -14,12 +14,14 @@ from assay_bench.run_tasks import (
     DONE_FILE,
     TASKS,
     EvaluationRequest,
+    Settings,
     TaskSuite,
     command_line,
     documents_of,
     evaluate,
     load_task,
     parse_backend,
+    parse_batch_size,
     read_suite,
     run_command_line,
     task_folder,
@@ -115,9 +117,10 @@ def test_invalid_task_is_an_error(tmp_path: Path, text: str, told: str) -> None:
 def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
     backend = parse_backend("vllm", ["pretrained=org/model", "dtype=bfloat16"], 1)
     assert backend is not None
-    words = command_line(backend, TaskSuite(tasks=["addition", "mmlu"], fewshot=5), 20, tmp_path)
+    suite = TaskSuite(tasks=["addition", "mmlu"], fewshot=5)
+    words = command_line(backend, suite, Settings(limit=20), tmp_path)
     assert words[1:] == [
-        *("-m", "lm_eval", "run", "--model", "vllm", "--tasks", "addition,mmlu"),
+        *("-m", "assay_bench.task_worker", "run", "--model", "vllm", "--tasks", "addition,mmlu"),
         *("--model_args", "pretrained=org/model,dtype=bfloat16"),
         *("--include_path", str(tmp_path / "task-files")),
         *("--output_path", str(tmp_path / "lm-eval"), "--num_fewshot", "5", "--limit", "20"),
@@ -130,15 +133,73 @@ def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
 def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
     backend = parse_backend("hf", ["pretrained=m"], 4)
     assert backend is not None
-    words = command_line(backend, TaskSuite(tasks=["mmlu"]), None, tmp_path)
+    words = command_line(backend, TaskSuite(tasks=["mmlu"]), Settings(), tmp_path)
     assert words[1:7] == [
         "-m",
         "accelerate.commands.launch",
         "--num_processes",
         "4",
         "-m",
-        "lm_eval",
+        "assay_bench.task_worker",
     ]
+
+
+def test_settings_reach_lm_eval_by_its_names(tmp_path: Path) -> None:
+    backend = parse_backend("hf", ["pretrained=org/model"], 1, "trust")
+    assert backend is not None
+    settings = Settings(
+        batch_size="auto",
+        apply_chat_template=True,
+        system_instruction="Be brief.",
+        gen_kwargs={"temperature": "0", "max_gen_toks": "8"},
+    )
+    words = command_line(backend, TaskSuite(tasks=["mmlu"]), settings, tmp_path)
+    assert words[words.index("--batch_size") :] == [
+        *("--batch_size", "auto", "--apply_chat_template", "--system_instruction", "Be brief."),
+        *("--gen_kwargs", "temperature=0", "max_gen_toks=8", "--trust_remote_code"),
+        "--log_samples",
+    ]
+
+
+@pytest.mark.parametrize(("name", "size"), [("hf", ["--batch_size", "32"]), ("vllm", [])])
+def test_only_hf_gets_another_default_batch_size(
+    name: str, size: list[str], tmp_path: Path
+) -> None:
+    backend = parse_backend(name, ["pretrained=org/model"], 1)
+    assert backend is not None
+    words = command_line(backend, TaskSuite(tasks=["mmlu"]), Settings(), tmp_path)
+    place = words.index("--output_path") + 2
+    assert words[place:] == [*size, "--log_samples"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "auto:0", "all", "1.5", ""])
+def test_invalid_batch_size_is_refused(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"--batch-size {text}: expected a number above 0, or auto"
+    ):
+        parse_batch_size(text)
+    assert [parse_batch_size(one) for one in ("16", "auto", "auto:4", None)] == [
+        *("16", "auto", "auto:4"),
+        None,
+    ]
+
+
+def test_documents_of_a_task_file_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval reads the written task file in another folder."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "d.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "tasks" / "t.yaml").write_text(
+        "task: t\ndataset_path: json\ndataset_kwargs: {data_files: {test: d.jsonl}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load_task("tasks/t.yaml", tmp_path)
+    assert isinstance(config, dict)
+    found = config["dataset_kwargs"]["data_files"]["test"]
+    assert found == str(tmp_path / "tasks" / "d.jsonl")
+    # The results of a file are in a folder of its name, from wherever it is named.
+    assert {task_folder(tmp_path, name).name for name in ("tasks/t.yaml", "t.yaml")} == {"t"}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +209,8 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
         (None, [], 2, "--model-args and --processes need --model-backend"),
         ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
         ("hf", ["pretrained"], 1, "--model-args pretrained: expected one KEY=VALUE"),
+        ("hf", ["batch_size=16"], 1, "batch_size=16: --batch-size sets the batch size"),
+        ("hf", ["pretrained=./absent"], 1, "model './absent': no such folder"),
     ],
 )
 def test_useless_arguments_are_refused(
@@ -158,10 +221,10 @@ def test_useless_arguments_are_refused(
 
 
 def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:
-    backend = parse_backend("hf", ["pretrained=a,b"], 1)
+    backend = parse_backend("hf", ["dtype=a,b"], 1)
     assert backend is not None
     with pytest.raises(UsageError, match="at commas"):
-        command_line(backend, TaskSuite(tasks=["mmlu"]), None, tmp_path)
+        command_line(backend, TaskSuite(tasks=["mmlu"]), Settings(), tmp_path)
 
 
 def _evaluated(folder: Path, tasks: list[str]) -> EvaluationRequest:
@@ -204,7 +267,7 @@ def test_an_evaluation_of_other_questions_is_never_replaced(
     backend = parse_backend("hf", ["pretrained=m"], 1)
     assert backend is not None
     with pytest.raises(UsageError, match="holds a finished evaluation: name a new folder"):
-        run_command_line(backend, request.suite, None, tmp_path, SilentProgress())
+        run_command_line(backend, request.suite, Settings(), tmp_path, SilentProgress())
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
 

@@ -1,10 +1,14 @@
+import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from assay.models.config_files import byte_tokenizer as plain
-from assay_bench.task_worker import NanCalls, byte_tokenizer
+from assay_bench.run_tasks import FAILURE_FILE
+from assay_bench.task_worker import NanCalls, byte_tokenizer, guess_by_frequency, run_lm_eval
 
 TEXTS = ["", "a", "  two\n\n spaces ", "naïve — ☃ 漢字", "\x00\x7f\t", "<bos> is text"]
 
@@ -49,3 +53,48 @@ def test_calls_that_give_nan_for_the_next_token_are_counted(
         model(torch.zeros(2, 3, 5))
     model(logits_BTV)  # after the task
     assert counted.number == expected
+
+
+def test_guess_by_frequency_is_the_most_probable_one_without_context() -> None:
+    texts = [[1, 1, 2], [1], [3, 1]]
+    # Four of six tokens are 1, the others occur once.
+    often, once = math.log(4 / 6), math.log(1 / 6)
+    assert guess_by_frequency(texts) == pytest.approx([2 * often + once, often, often + once])
+    assert guess_by_frequency([[7], [7, 7]]) == [0.0, 0.0]
+    assert guess_by_frequency([[], []]) == [0.0, 0.0]
+
+
+def test_failure_in_lm_eval_names_task_and_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third document lacks the options."""
+    choices: list[list[str] | None] = [["1", "2"], ["2", "3"], None, ["4", "5"]]
+    documents = [{"text": f"{n}+1=", "label": 0, "choices": c} for n, c in enumerate(choices)]
+    data = tmp_path / "d.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in documents))
+    config = {
+        "task": "broken", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(data)}}, "output_type": "multiple_choice",
+        "doc_to_text": "text", "doc_to_choice": "choices", "doc_to_target": "label",
+    }  # fmt: skip
+    (tmp_path / "broken.yaml").write_text(json.dumps(config))
+    monkeypatch.setenv(FAILURE_FILE, str(tmp_path / "failure.txt"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "lm_eval",
+            "run",
+            "--model",
+            "dummy",
+            "--tasks",
+            "broken",
+            "--include_path",
+            str(tmp_path),
+        ],
+    )
+    with pytest.raises(Exception, match="NoneType"):
+        run_lm_eval()
+    message = (tmp_path / "failure.txt").read_text()
+    assert message.startswith("task broken, document 2: "), message

@@ -9,8 +9,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import seal
+from assay.models.sources import resolve_model
 from assay.verdicts import SCHEMA, Record
 
 # A product of two square matrices, or a pass over a tensor larger than the caches.
@@ -68,6 +70,14 @@ class SuiteRequest(Record):
     def num_turns(self) -> int:
         """Return how often a suite waits: before each round, and after the last."""
         return NUM_WARMUP_ROUNDS + self.num_rounds + 1
+
+
+def make_request(names: Sequence[str], run: str, model: str) -> SuiteRequest:
+    """Request the named suites, by default all. Raises: UsageError for an unknown suite, run or model."""
+    suites = choose_suites(names)
+    parse_run(run)
+    resolve_model(model)
+    return SuiteRequest(suites=suites, run=run, model=model)
 
 
 class SuiteResult(Record):

@@ -21,11 +21,9 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
 from rich.table import Table
 
-from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import write_whole
 from assay.launch import SAME_HASHES, ProcessError, end_command
-from assay.models.sources import resolve_model
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
 from assay.verdicts import SCHEMA, Outcome, Record
@@ -96,7 +94,7 @@ class Environment:
         Raises: UsageError if it has no Python or no suites; MachineError if its
             Python does not respond.
         """
-        python = _find_python(path)
+        python = find_python(path)
         variables = {
             name: value
             for name, value in os.environ.items()
@@ -125,7 +123,8 @@ class Environment:
         require_suites(suites, self.suites, f" in {self.name}")
 
 
-def _find_python(path: Path) -> Path:
+def find_python(path: Path) -> Path:
+    """Return the Python of a virtual environment, or the executable itself. Raises: UsageError."""
     candidates = [path / "bin" / "python", path / "Scripts" / "python.exe"]
     if path.is_file():
         candidates = [path]
@@ -220,7 +219,7 @@ def suite_process(
         process = subprocess.Popen(
             [environment.python, "-P", "-c", worker, request.model_dump_json()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, bufsize=0,
-            env={**environment.variables, **SAME_HASHES}, process_group=0, cwd=folder,
+            env={**environment.variables, **SAME_HASHES}, process_group=0,
         )  # fmt: skip
     with process, watched("group", process.pid):
         try:
@@ -368,11 +367,8 @@ NUM_QUADS = 16
 def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> PerformanceResult:
     """Measure the suites of `request` in this environment, and write performance.json into `folder`.
 
-    Raises: UsageError for an unknown run or model; MachineError, with the end of the log, if a suite
-        fails or none can run here.
+    Raises: MachineError, with the end of the log, if a suite fails or none can run here.
     """
-    parse_run(request.run)
-    resolve_model(request.model)
     with suite_process(Environment.current(), request, folder) as process:
         with progress.step(f"loading {request.model} on {request.run}"):
             process.wait_until_ready()
@@ -428,7 +424,6 @@ def compare_environments(
     Raises: UsageError for too few blocks or a missing suite; UsageError or MachineError if a
         process fails.
     """
-    parse_run(request.run)
     require_blocks(num_blocks)
     for environment in environments:
         environment.require(request.suites)
