@@ -44,7 +44,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
         "str | Callable[[nn.Module], nn.Module | None] | None",
         Option("Called with the candidate's model before it runs.", "FILE.py:FUNC"),
     ] = None,
-    candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    candidate_model: Annotated[
+        "str | Path | nn.Module | Callable[[], nn.Module] | None",
+        Option("A quantized form of MODEL, which the candidate loads.", "FOLDER"),
+    ] = None,
     candidate_option: Annotated[
         Mapping[str, str | int] | None,
         Option(
@@ -107,7 +110,9 @@ def check_generate(  # noqa: PLR0913 - one for each option
             its bytes are compared with their recorded hashes, unless `no_verify`.
         candidate_setup: Also an importable function; it changes the loaded model or returns another.
         candidate_model: The model under test, or a function that makes it, instead of `model`. It is moved
-            to the candidate's device and dtype.
+            to the candidate's device and dtype. A folder or hub name is a quantized form of `model`: its
+            library loads it, the reference computes with its dequantized weights, and these are compared
+            with those of `model`.
         candidate_option: Such as {"attention": "eager"}.
         keep: What stays in the folder of the run, which holds gigabytes for a large model. A given golden
             is never removed.
@@ -127,8 +132,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
 
     resolve_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
-    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     check = generate_check_of(arguments)
+    resolve_model(check.model)
+    in_memory = None
+    if not isinstance(candidate_model, (str, Path)):
+        in_memory = candidate_model
+        del arguments["candidate_model"]
+    code = candidate_code(candidate_setup, in_memory, candidate)
     folder = RunFolder.create("check generate", output).path
     arguments["candidate_setup"] = setup = code.write(folder)
     arguments["candidate_option"] = check.options or None
@@ -165,8 +175,10 @@ def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
     inputs = input_options(
         **{name: getattr(one, name) for name in signature(input_options).parameters}
     )
+    is_quantized = isinstance(one.candidate_model, (str, Path))
     return GenerateCheck(
-        model=str(one.model),
+        model=str(one.candidate_model if is_quantized else one.model),
+        original=str(one.model) if is_quantized else None,
         candidate=parse_run(one.candidate),
         reference=None if one.reference is None else parse_run(one.reference),
         golden=None if one.golden is None else find_golden(Path(one.golden)),

@@ -61,13 +61,13 @@ from assay.comparison.pairing.port_series import (
 from assay.comparison.replaying import Replayed
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
-from assay.dumps.readers.model_folder import TIED, load_settings
 from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_toml
 from assay.judge import dump_wording as wording
 from assay.judge.limits import Limits, load_limits
 from assay.judge.wording import format_count
 from assay.metrics import NormSums, PairSums
+from assay.models.config_files import TIED, load_settings
 from assay.models.sources import RemoteCode
 from assay.progress import Progress
 from assay.sites import ComparedLevel, strip_model_prefixes
@@ -252,7 +252,11 @@ def _add_tied(
                 if strip_model_prefixes(one) == strip_model_prefixes(port.module)
             ]
             alike = [one for one in weights.values() if one.first.shape == series.first.shape]
-            if dump.format == "model" and len(alike) == 1 and (load_settings(dump) or {}).get(TIED):
+            if (
+                dump.format == "model"
+                and len(alike) == 1
+                and (load_settings(dump.path) or {}).get(TIED)
+            ):
                 names = [port.module]
             if len(names) == 1 and len(alike) == 1:
                 shared = Port(names[0], _WEIGHT)

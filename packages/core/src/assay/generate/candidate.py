@@ -223,7 +223,11 @@ def run_candidate(
         with progress.step(f"running {check.setup}"):
             side = set_up(side, check.setup)
     with progress.step("comparing the weights with the reference's"):
-        different = _different_weights(section, side.loaded.model)
+        different = [
+            name
+            for name in _different_weights(section, side.loaded.model)
+            if not inspection.is_quantized(name)
+        ]
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
         untied = _untied(section, side.loaded.model)

@@ -56,6 +56,7 @@ from assay.judge.results import attach_results
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
+from assay.models.inspect.quantized_modules import round_inputs
 from assay.models.load import (
     FLOAT64_PARAMETERS,
     SMALL_MODEL_PARAMETERS,
@@ -63,7 +64,8 @@ from assay.models.load import (
     choose_threads,
     yardstick_dtype,
 )
-from assay.models.sources import RemoteCode
+from assay.models.quantization.dequantizing import dequantize_folder
+from assay.models.sources import RemoteCode, local_folder
 from assay.progress import advance_task, subtask
 from assay.recording.modules import Recorder
 from assay.replay.modules import Replayer
@@ -164,7 +166,8 @@ def load_reference(
 ) -> LoadedModel:
     """Load the reference model.
 
-    Its attention is eager, because transformers versions pass different masks to sdpa.
+    Its attention is eager, because transformers versions pass different masks to sdpa. Quantized weights
+    are dequantized, so that no library of the candidate computes on this side.
     """
     return load_model(
         model,
@@ -174,6 +177,7 @@ def load_reference(
         experts=experts,
         rounded_to=rounded_to,
         remote_code=remote_code,
+        weights="dequantized",
     )
 
 
@@ -260,6 +264,10 @@ class _Capture:
             self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
             self.writer.attach_json("weights", weight_hashes(loaded.model))
         add_biases_last(loaded.model)
+        if loaded.is_dequantized:
+            with local_folder(loaded.source, self.spec.remote_code) as folder:
+                if (dequantized := dequantize_folder(folder)) is not None:
+                    round_inputs(loaded.model, dequantized)
         trace = Trace.open(self.writer.folder)
         choices = RecordedChoices.read(trace, self.plan.batches)
         noise_of_choices = NoiseOfChoices()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from assay.generate.drift import Drift
     from assay.generate.golden import GoldenManifest
     from assay.generate.judging import Judgement
+    from assay.judge.levels import LevelResult
 
 _GOLDEN: "RemoteFunction[GoldenSpec, GoldenManifest]" = RemoteFunction(
     "assay.generate.capture:capture_golden", PRELOAD
@@ -54,6 +55,9 @@ _EARLY: "RemoteFunction[GenerateCheck, None]" = RemoteFunction(
 )
 _DRIFT: "RemoteFunction[GenerateCheck, Drift]" = RemoteFunction(
     "assay.generate.drift:measure_drift", PRELOAD
+)
+_ORIGINAL: "RemoteFunction[GenerateCheck, dict[str, LevelResult]]" = RemoteFunction(
+    "assay.generate.original:compare_with_original", PRELOAD
 )
 _CANDIDATE: RemoteFunction[GenerateCheck, CandidateReport] = RemoteFunction(
     "assay.generate.candidate:run_candidate", PRELOAD
@@ -208,6 +212,11 @@ def _explain_drift(
 def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
     """Run the candidate in one process or on its ranks, and judge it."""
     results = check.candidate_folder
+    original: dict[str, LevelResult] = {}
+    if check.original is not None:
+        (original,) = call(
+            _ORIGINAL, check, folder=check.folder, name="original", progress=progress
+        )
     world, name = world_of(check.mesh, check.candidate.device), results.name
     try:
         reports = call(
@@ -228,16 +237,18 @@ def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
 
     with progress.step("judging"):
         if len(reports) == 1:
-            return _judge(check, results, reports[0])
+            return _judge(check, results, reports[0], original)
         return worst_of_ranks(
             [
-                _judge(check, rank_folder(results, number), report)
+                _judge(check, rank_folder(results, number), report, original)
                 for number, report in enumerate(merge_weight_facts(reports))
             ]
         )
 
 
-def _judge(check: GenerateCheck, results: Path, report: CandidateReport) -> "Judgement":
+def _judge(
+    check: GenerateCheck, results: Path, report: CandidateReport, original: "dict[str, LevelResult]"
+) -> "Judgement":
     """Judge the `results` and `report` of one process."""
     from assay.generate.golden import GenerateEvidence, GoldenSection  # torch
     from assay.generate.judging import judge_generation
@@ -246,7 +257,8 @@ def _judge(check: GenerateCheck, results: Path, report: CandidateReport) -> "Jud
 
     section = GoldenSection.open(check.golden_folder, check.dtype)
     with chosen_threads(section.golden.model.num_parameters):
-        return judge_generation(GenerateEvidence(check, section, Trace.open(results), report))
+        evidence = GenerateEvidence(check, section, Trace.open(results), report, original)
+        return judge_generation(evidence)
 
 
 def _follow_up(judgement: "Judgement", check: GenerateCheck, progress: Progress) -> "Judgement":

@@ -7,7 +7,7 @@ the inputs, the yardstick's tokens and logits, and the measurements of the noise
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -255,6 +255,8 @@ class GenerateEvidence:
     section: GoldenSection
     candidate: Trace
     report: CandidateReport
+    original: Mapping[str, LevelResult] = field(default_factory=dict)
+    """Levels of the comparison with the model before its quantization."""
 
     @property
     def golden(self) -> GoldenManifest:

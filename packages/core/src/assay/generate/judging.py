@@ -132,6 +132,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     outputs = judge_outputs_level(evidence)
     results = {
         "load": load.result,
+        **evidence.original,
         "inputs": replay.inputs,
         "tokens": judge_tokens_level(evidence, logits_agree=logits_agree),
         "logits": logits,
@@ -145,7 +146,10 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     coverage = evidence.coverage
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
     notes += [*notes_of(results), *notes_on_coverage(coverage)]
-    found = _find_in_load(load, origin)
+    found: Cause | DiagnosedFault | None = _find_in_load(load, origin)
+    stored = next((one for one in evidence.original.values() if one.is_failed), None)
+    if found is None and stored is not None:
+        found = stored.cause
     if load.loading:
         origin = None  # later failures are consequences
     if origin is not None and origin is replay.nonfinite_padding:
@@ -157,7 +161,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         notes.append(
             f"two runs of the candidate differ by {evidence.report.spread:.1e} of the logits"
         )
-    has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
+    has_failed = any(one.is_failed for one in results.values())
     first_bad = _first_bad_token(results, replay) if has_failed else None
     call = None
     if first_bad is not None and origin is not None:
@@ -187,6 +191,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
             named,
         ),
         unmatched=replay.unmatched,
+        headline=stored.level.reason if stored is not None and found is stored.cause else None,
         **({} if found else _decide_numbers(results, origin)),
     )
     return Judgement(verdict, rows_of(results), replay.failed, origin, call, load)

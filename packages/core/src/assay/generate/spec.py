@@ -72,6 +72,8 @@ class GenerateCheck:
     """Options of `inputs` that the user set; they must equal the golden's."""
     level: JudgedLevel = "modules"
     setup: str | None = None
+    original: str | None = None
+    """The model of which `model` is a quantized form; None if it is checked by itself."""
     python: Path | None = None
     """Interpreter of the environment in which the candidate runs; None for this one."""
     options: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.generate.golden import LOGITS, GenerateEvidence
+from assay.generate.golden import LOGITS, GenerateEvidence, GoldenSection
 from assay.inputs import Batch
 from assay.judge.levels import LevelResult, describe_judged_level, level_of, not_run
 from assay.judge.wording import format_count
@@ -271,11 +271,11 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
             reason = f"logits of shape {tuple(a.shape)}, the reference's have {tuple(e.shape)}"
             return LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
     valid = [
-        _valid_tokens(evidence, batch, logits)
+        valid_tokens(evidence.section, batch, logits)
         for batch, logits in zip(evidence.section.batches, expected, strict=True)
     ]
-    metrics = _metrics(actual, expected, valid)
-    noise_metrics = _metrics(noise, expected, valid)
+    metrics = pool_metrics(actual, expected, valid)
+    noise_metrics = pool_metrics(noise, expected, valid)
     ratios = judge_logits(metrics, noise_metrics, evidence.unit_roundoff)
     limit_of = evidence.limits.of
     judged = [ratio.judged(limit_of(ratio.statistic)) for ratio in ratios]
@@ -428,9 +428,9 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
     return LevelResult(level_of(compared, num_wrong, facts))
 
 
-def _valid_tokens(evidence: GenerateEvidence, batch: Batch, logits: Tensor) -> Tensor:
+def valid_tokens(section: GoldenSection, batch: Batch, logits: Tensor) -> Tensor:
     """Return the mask of compared logits, (B, T): all generated ones, or all but padding."""
-    if evidence.golden.model.can_generate:
+    if section.golden.model.can_generate:
         return torch.ones(logits.shape[:2], dtype=torch.bool)
     return batch.attention_mask.bool()
 
@@ -445,9 +445,10 @@ def _addresses(evidence: GenerateEvidence, valid: Sequence[Tensor]) -> list[tupl
     return addresses
 
 
-def _metrics(
+def pool_metrics(
     actual: Sequence[Tensor], expected: Sequence[Tensor], valid: Sequence[Tensor]
 ) -> TokenMetrics:
+    """Compare the logits of all batches at the `valid` tokens, (B, T)."""
     parts = [compare_logits(a, e) for a, e in zip(actual, expected, strict=True)]
     return TokenMetrics(
         **{

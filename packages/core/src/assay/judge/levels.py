@@ -65,6 +65,11 @@ class LevelResult:
     cause: Cause | DiagnosedFault | None = None
     """Diagnosis and place, if the level fails."""
 
+    @property
+    def is_failed(self) -> bool:
+        """Return True for FAIL."""
+        return self.level.verdict is Outcome.FAIL
+
     def with_rows(self, rows: Iterable[Measurement], notes: Iterable[str] = ()) -> "LevelResult":
         """Return the level with more rows of measurements.jsonl and notes of the verdict."""
         return replace(self, measurements=[*self.measurements, *rows], notes=[*self.notes, *notes])

@@ -12,6 +12,7 @@ from assay.files import read_json_object
 from assay.foreign_text import shorten
 from assay.models.micro.recipes import BOS_ID
 from assay.models.sources import RemoteCode, transformers_option
+from assay.models.transformers_calls import quiet_transformers
 from assay.models.weight_files import files_hash
 
 if TYPE_CHECKING:
@@ -176,3 +177,34 @@ def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
         )
 
     return Tokenizing("none", encode, None, xxhash.xxh3_128_hexdigest(b"none"))
+
+
+# Set if the head shares the weight of the embedding.
+TIED = "tie_word_embeddings"
+# Facts on the writer and on the form of the weights, which are compared themselves.
+_ON_THE_FILE = frozenset(
+    {"transformers_version", "dtype", "torch_dtype", "quantization_config", "compression_config"}
+)
+
+
+def load_settings(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of a model folder with the defaults of their class, as in `flatten_settings`.
+
+    Returns: None if transformers refuses them.
+    """
+    try:
+        with quiet_transformers():
+            return flatten_settings(load_config(folder, "refuse").to_dict())
+    except UsageError:
+        return None
+
+
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the keys of all tables, joined by points, without facts on the file."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and key not in _ON_THE_FILE:
+            found |= flatten_settings(value, f"{prefix}{key}.")
+        elif value is not None and key not in _ON_THE_FILE:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,6 +22,11 @@ from assay.models.config_files import (
     first_line,
     load_config,
 )
+from assay.models.quantization.dequantizing import (
+    DequantizedTensors,
+    dequantize_folder,
+    is_quantized,
+)
 from assay.models.sources import (
     ModelSource,
     RemoteCode,
@@ -32,6 +37,7 @@ from assay.models.sources import (
     weightless_folder,
 )
 from assay.models.stored_tensors import pickled_dtype, pickled_weights
+from assay.models.tensor_sources import UnknownFormError, find_sources, value_in_form
 from assay.models.transformers_calls import quiet_transformers
 from assay.models.weight_files import StoredWeight, combine_hashes
 from assay.progress import counted
@@ -77,6 +83,8 @@ class LoadedModel:
     """The argument for images or sounds of a model that takes them without text, or apart from it; "" for others."""
     image_token_id: int | None = None
     """The token that an image in a text replaces; None for a model that has none."""
+    is_dequantized: bool = False
+    """The files are quantized, and this model was made of their values without the library."""
     notes: tuple[str, ...] = field(default=())
     """Sentences for the user."""
 
@@ -121,6 +129,7 @@ def load_model(
     experts: str | None = None,
     rounded_to: str | None = None,
     remote_code: RemoteCode = "refuse",
+    weights: Literal["as stored", "dequantized"] = "as stored",
 ) -> LoadedModel:
     """Load `model` with its weights rounded to `dtype`.
 
@@ -132,6 +141,9 @@ def load_model(
             scale is 9.8125 in bfloat16 and 9.798 in float32).
         attention, experts: Names of transformers' implementations; None for its default, except that
             float64 uses the eager experts because the grouped product refuses float64.
+        weights: "dequantized" makes a plain model of a quantized folder, without its library. In `dtype` it
+            rounds scales, then their products with the codes, as the least accurate libraries do. With
+            `rounded_to` stored weights are exact all the same.
 
     Raises:
         UsageError: The folder does not hold a complete model of a known type.
@@ -154,17 +166,23 @@ def load_model(
             # float32 represents every stored value, and is the usual dtype of buffers.
             load_dtype = torch.float32
         options = {"attn_implementation": attention, "experts_implementation": experts}
-        module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
+        exact = None
+        if weights == "dequantized" and is_quantized(folder):
+            exact = dequantize_folder(folder, load_dtype)
+        module, notes = _load_weights(folder, config, load_dtype, options, remote_code, exact)
         if dtype == "float64" or rounded_to is not None:
             widen(module, DTYPES[dtype])
-        weights = weight_files.stored_weights(tensors) if tensors else pickled_weights(folder)
+            if exact is not None and (exact := dequantize_folder(folder)):
+                _copy_exact(exact, module)
+        stored = weight_files.stored_weights(tensors) if tensors else pickled_weights(folder)
         loaded = _describe(module, source, folder, remote_code)
     return replace(
         loaded,
         model=module.to(device).eval(),
         dtype=dtype,
         checkpoint_dtype=checkpoint_dtype,
-        stored_weights=weights,
+        stored_weights=stored,
+        is_dequantized=exact is not None,
         notes=(*notes, *loaded.notes),
     )
 
@@ -261,14 +279,21 @@ def _load_weights(
     dtype: torch.dtype,
     options: dict[str, str | None],
     remote_code: RemoteCode,
+    exact: DequantizedTensors | None,
 ) -> tuple[Any, list[str]]:
     model_class = find_model_class(folder, config, remote_code)
-    given = {key: value for key, value in options.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     trusted = transformers_option(remote_code) if remote_code == "trust" else {}
+    if exact is not None:
+        del config.quantization_config
+        given["state_dict"] = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in exact.items()
+        }
     try:
         # Mismatched sizes are refused by name below.
         module, info = model_class.from_pretrained(
-            folder,
+            folder if exact is None else None,
             config=config,
             dtype=dtype,
             output_loading_info=True,
@@ -283,6 +308,10 @@ def _load_weights(
         raise UsageError(
             f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error
+    if exact is not None and (folder / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
+        module.generation_config = GenerationConfig.from_pretrained(folder)
     _refuse_incomplete(folder, info)
     unexpected = sorted(info["unexpected_keys"])
     notes = []
@@ -291,6 +320,16 @@ def _load_weights(
             f"the checkpoint holds tensors that the model does not use: {name_some(unexpected)}"
         )
     return module, notes
+
+
+def _copy_exact(exact: DequantizedTensors, module: nn.Module) -> None:
+    """Replace rounded parameters by the stored values, dequantized in float32."""
+    parameters = dict(module.named_parameters())
+    for source in counted("restores weights", find_sources(module, exact).sources, "tensors"):
+        held = parameters.get(source.name)
+        if held is not None:
+            with suppress(UnknownFormError):
+                held.data.copy_(value_in_form(source, held))
 
 
 def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
@@ -434,7 +473,8 @@ def count_parameters(model: ModelSource | str) -> int:
     """Count the parameters by the headers of the files of `model`, otherwise by its configuration."""
     source = resolve_model(model) if isinstance(model, str) else model
     folder = source.recipe.folder if source.recipe and source.trained else source.folder
-    tensors = weight_files.read_tensors(folder) if folder is not None else None
+    is_plain = folder is not None and not is_quantized(folder)  # packed values would be miscounted
+    tensors = weight_files.read_tensors(folder) if folder is not None and is_plain else None
     if tensors is not None:
         return sum(tensor.num_elements for tensor in tensors)
     return _count_on_meta(source)

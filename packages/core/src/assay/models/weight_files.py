@@ -46,6 +46,9 @@ def hash_tensor(tensor: "torch.Tensor", dtype: str = "") -> str:
     """Hash a tensor's dtype, shape and values; `dtype`: its name in the hash, by default torch's."""
     import torch
 
+    if hasattr(tensor, "__tensor_flatten__"):  # a library's class that holds codes and scales
+        names, _ = tensor.__tensor_flatten__()
+        return combine_hashes({one: hash_tensor(getattr(tensor, one)) for one in sorted(names)})
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     name = dtype or str(tensor.dtype).removeprefix("torch.")
     return hash_values(name, tuple(tensor.shape), flat.numpy().data)

@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from assay.files import write_whole
-from assay.models.inspect.weights import (
-    TensorSource,
-    UnknownFormError,
-    all_tensors,
-    value_in_form,
-)
+from assay.models.inspect.weights import all_tensors
 from assay.models.stored_tensors import same_bits
+from assay.models.tensor_sources import TensorSource, UnknownFormError, value_in_form
 from assay.output.pages import text_environment
 from assay.reproduce.script import DTYPES, TEMPLATES, Words, write_environment
 from assay.sites import unwrapped_path

@@ -1,26 +1,16 @@
 """Hugging Face model folders: `config.json` and weight files. Each weight is a tensor of the dump."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from assay.dumps.protocol import DamagedFiles, Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
-from assay.models.config_files import load_config
 from assay.models.stored_tensors import describe_stale_copies, dtype_of, map_tensor, read_pickled
-from assay.models.transformers_calls import quiet_transformers
 from assay.models.weight_files import read_tensors
 from assay.sites import CallSite, Site, unwrapped_path
 
 _CONFIG = "config.json"
-# Set if the head shares the weight of the embedding.
-TIED = "tie_word_embeddings"
-# Facts on the writer and on the form of the weights, which are compared themselves.
-_ON_THE_FILE = frozenset(
-    {"transformers_version", "dtype", "torch_dtype", "quantization_config", "compression_config"}
-)
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
 
@@ -63,26 +53,3 @@ class ModelFolderReader:
 def _site_of(weight: str) -> Site:
     module, _, name = weight.rpartition(".")
     return Site(CallSite(0, unwrapped_path(module)), f"parameter.{name}")
-
-
-def load_settings(dump: Dump) -> dict[str, Any] | None:
-    """Return the settings of a model folder with the defaults of their class, as in `flatten_settings`.
-
-    Returns: None if transformers refuses them.
-    """
-    try:
-        with quiet_transformers():
-            return flatten_settings(load_config(dump.path, "refuse").to_dict())
-    except UsageError:
-        return None
-
-
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the keys of all tables, joined by points, without facts on the file."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and key not in _ON_THE_FILE:
-            found |= flatten_settings(value, f"{prefix}{key}.")
-        elif value is not None and key not in _ON_THE_FILE:
-            found[f"{prefix}{key}"] = value
-    return found

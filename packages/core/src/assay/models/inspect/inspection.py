@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.files import read_json_object
 from assay.models.config_files import first_line, load_config, load_tokenizer
 from assay.models.inspect.config_keys import KeyReader, trace_reads
+from assay.models.inspect.quantized_modules import (
+    compare_quantized_modules,
+    finish_loading,
+    quantized_modules,
+)
 from assay.models.inspect.report import SetupChanges
 from assay.models.inspect.second_model import (
     build_from_config,
@@ -24,18 +29,17 @@ from assay.models.inspect.second_model import (
 )
 from assay.models.inspect.weights import (
     Inspection,
-    UnknownFormError,
     all_tensors,
     coarser_dtype,
     compare_with_files,
     measure_difference,
     quantization_of,
-    value_in_form,
 )
 from assay.models.load import DTYPES, LoadedModel
-from assay.models.quantization.weight_formats import dequantize_folder
+from assay.models.quantization.dequantizing import dequantize_folder, is_quantized
 from assay.models.sources import RemoteCode, local_folder
 from assay.models.stored_tensors import describe_stale_copies, map_folder
+from assay.models.tensor_sources import UnknownFormError, value_in_form
 from assay.models.transformers_calls import quiet_transformers
 from assay.progress import subtask
 from assay.sites import unwrapped_path
@@ -50,13 +54,7 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     """
     dtype = DTYPES[loaded.dtype]
     with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
-        method = quantization_of(loaded.model)
-        stored: Mapping[str, Tensor] | None = map_folder(folder)
-        if method is None and (settings := _quantization_in(folder)):
-            # The loader dequantized (fp8 and MXFP4 on the CPU), and removed the setting.
-            stored = dequantize_folder(folder)
-            method = None if stored is not None else str(settings.get("quant_method"))
-        inspection = compare_with_files(loaded.model, stored or map_folder(folder), dtype, method)
+        inspection = _compare_with_files(loaded, folder, dtype)
         report = inspection.report
         report.generation, report.notes = check_generation_config(folder, loaded.model)
         report.notes += describe_stale_copies(folder)
@@ -71,6 +69,26 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     return inspection
 
 
+def _compare_with_files(loaded: LoadedModel, folder: Path, dtype: torch.dtype) -> Inspection:
+    """Compare the weights, quantized ones by what their modules compute."""
+    model: Any = loaded.model
+    computed = dtype if loaded.is_dequantized else torch.float32
+    dequantized = dequantize_folder(folder, computed) if is_quantized(folder) else None
+    if dequantized is None:
+        return compare_with_files(model, map_folder(folder), dtype, quantization_of(model))
+    if quantization_of(model) is None:
+        # The loader dequantized (fp8 and MXFP4 on the CPU), and removed the setting.
+        return compare_with_files(model, dequantized, dtype)
+    modules = quantized_modules(model, dequantized)
+    paths = frozenset(path for path, one in model.named_modules() if one in [*modules.values()])
+    inspection = compare_with_files(model, dequantized.plain(), dtype, quantized=paths)
+    finish_loading(model)
+    compare_quantized_modules(
+        modules, dequantized, (dtype, dequantized.dtype or dtype), inspection.report
+    )
+    return inspection
+
+
 def _inspect_second_load(
     inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
@@ -78,9 +96,9 @@ def _inspect_second_load(
     report, dtype = inspection.report, _computed_dtype(loaded)
     raw = read_json_object(folder / "config.json")
     with trace_reads() as reads:
-        config = _load_config(loaded, folder, remote_code)
+        config = _load_config(folder, remote_code)
         try:
-            again = load_again(loaded.model, config, list(inspection.sources), dtype)
+            again = load_again(loaded.model, config, inspection, dtype)
         except Exception as error:  # noqa: BLE001 - the code of any model
             reason = f"a second load raised {type(error).__name__}: {first_line(error)}"
             unknown = [*inspection.made, "which keys of config.json are read"]
@@ -98,15 +116,10 @@ def _inspect_second_load(
     _inspect_built(inspection, loaded, folder, remote_code)
 
 
-def _quantization_in(folder: Path) -> Mapping[str, Any]:
-    settings = read_json_object(folder / "config.json").get("quantization_config")
-    return settings if isinstance(settings, dict) else {}
-
-
-def _load_config(loaded: LoadedModel, folder: Path, remote_code: RemoteCode) -> Any:
-    """Load the configuration again, without the quantization that the loader removed."""
+def _load_config(folder: Path, remote_code: RemoteCode) -> Any:
+    """Load the configuration again, without quantization: its weights are compared by other means."""
     config = load_config(folder, remote_code)
-    if quantization_of(loaded.model) is None and hasattr(config, "quantization_config"):
+    if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config
 
@@ -125,9 +138,14 @@ def _inspect_built(
     known = {weight.name for weight in report.weights}
     report.weights += [weight for weight in found.weights if weight.name not in known]
     report.not_compared += found.not_compared
-    if quantization_of(loaded.model):
-        # Loading replaces modules.
-        report.not_compared += found.settings
+    if inspection.quantized:
+        # The library replaced modules and their attributes; what they compute was compared.
+        starts = [f"{path}{end}" for path in inspection.quantized for end in (" ", ".")]
+        starts += ["quantization_method ", "(model).config.quantization_config."]
+        others = [one for one in found.settings if not one.startswith(tuple(starts))]
+        report.notes += [f"set by the quantization: {one}" for one in others]
+    elif quantization_of(loaded.model):
+        report.not_compared += found.settings  # loading replaces modules
     else:
         report.settings = found.settings
 
@@ -141,7 +159,7 @@ def build_again(loaded: LoadedModel, remote_code: RemoteCode) -> nn.Module:
 def _build(
     loaded: LoadedModel, folder: Path, remote_code: RemoteCode, dtype: torch.dtype
 ) -> nn.Module:
-    return build_from_config(loaded.model, _load_config(loaded, folder, remote_code), dtype)
+    return build_from_config(loaded.model, _load_config(folder, remote_code), dtype)
 
 
 def _computed_dtype(loaded: LoadedModel) -> torch.dtype:

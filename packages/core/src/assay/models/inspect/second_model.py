@@ -19,22 +19,28 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from assay.models.inspect.report import LoadReport
-from assay.models.inspect.weights import all_tensors, measure_difference
+from assay.models.inspect.weights import Inspection, all_tensors, measure_difference
 from assay.models.stored_tensors import same_bits
 
 _OTHER_SEED = 0x5EED
 
 
-def load_again(model: Any, config: Any, stored: list[str], dtype: torch.dtype) -> nn.Module:
-    """Load another model of the same class, with placeholders for the tensors `stored`.
+def load_again(model: Any, config: Any, inspection: Inspection, dtype: torch.dtype) -> nn.Module:
+    """Load another model of the same class, with placeholders for the tensors that its files hold.
 
-    config: a new configuration from the same config.json.
+    config: a new configuration from the same config.json, without quantization.
     Raises: any exception of the loader.
     """
-    held = model.state_dict()
+    # Not `state_dict`, in which bitsandbytes 0.50 changes weights after the first call.
+    held = {name: one for name, one in all_tensors(model) if name in inspection.sources}
+    for path in inspection.quantized:
+        module = model.get_submodule(path)
+        size = getattr(module, "out_features", 0), getattr(module, "in_features", 0)
+        if all(size):
+            held[f"{path}.weight"] = torch.empty(size, dtype=dtype, device="meta")
 
     def load(placeholder: Callable[[Tensor], Tensor]) -> nn.Module:
-        state = {name: placeholder(held[name]) for name in stored if name in held}
+        state = {name: placeholder(one) for name, one in held.items()}
         again: nn.Module = type(model).from_pretrained(
             None,
             config=config,

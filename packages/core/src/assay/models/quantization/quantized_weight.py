@@ -227,6 +227,47 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class InputRounding:
+    """The rounding of a linear layer's input before a product of codes, with scales computed from the input."""
+
+    grid: Grid
+    group: int | None = None
+    """Columns that share a scale; None for a row, 0 for the whole input."""
+    largest_rounded: float = torch.inf
+    """Columns with a larger value keep their values."""
+    scale_dtype: torch.dtype | None = None
+    """Dtype of 8 bits of the scales, which another scale of the whole input brings into its range."""
+
+    @property
+    def error_of_one(self) -> float:
+        """Return the error of the largest value of a group, relative to it."""
+        of_scale = float(torch.finfo(self.scale_dtype).eps) / 2 if self.scale_dtype else 0.0
+        return of_scale + 1 - float(self.grid.levels[-1]) / self._middle
+
+    @property
+    def _middle(self) -> float:
+        """Return the code of the largest value: 127.5 for -128 to 127 (torchao 0.18, compressed-tensors 0.20)."""
+        return float(self.grid.levels[-1] - self.grid.levels[0]) / 2
+
+    def apply(self, value: Tensor) -> Tensor:
+        """Round an input, [..., columns]."""
+        wide = value.float()
+        if self.group == 0:
+            parts, largest = wide.unsqueeze(-2), wide.abs().amax()
+        else:
+            parts = wide.unflatten(-1, (-1, self.group or wide.shape[-1]))
+            largest = parts.abs().amax(-1, keepdim=True)
+        scale = (largest / self._middle).clamp(min=torch.finfo(torch.float32).tiny)
+        if self.scale_dtype is not None:
+            outer = torch.finfo(self.scale_dtype).max / scale.amax()
+            scale = (scale * outer).to(self.scale_dtype).float() / outer
+            scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        rounded = (self.grid.round((parts / scale).cpu()).to(scale) * scale).flatten(-2)
+        kept = wide.flatten(0, -2).abs().amax(0) > self.largest_rounded
+        return torch.where(kept, wide, rounded).to(value.dtype)
+
+
+@dataclass(frozen=True)
 class QuantizedWeight:
     """Codes, scales and zero points. An element is (grid value of its code - zero point) x scale."""
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from assay.errors import UsageError
 from assay.files import read_json_object
+from assay.files.safetensors import read_whole_header
 from assay.foreign_text import shorten
-from assay.models.quantization.quantized_weight import Groups, QuantizedWeight
+from assay.models.quantization.quantized_weight import Groups, InputRounding, QuantizedWeight
 from assay.models.stored_tensors import map_tensor, read_pickled
 from assay.models.weight_files import read_tensors, weight_files
 
@@ -33,6 +34,8 @@ class WeightStore:
     """`quantization_config` of the model; empty without quantization."""
     dtype: torch.dtype | None = None
     """Dtype of the model before its quantization, if config.json has one."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the safetensors files, by key."""
 
     def refuse(self, name: str, problem: str) -> UsageError:
         """Make the error for an unusable tensor, naming its file."""
@@ -86,6 +89,9 @@ def open_folder(folder: Path) -> WeightStore:
             dtype,
         )
     stored = {one.name: one for one in found}
+    metadata: dict[str, str] = {}
+    for file in weight_files(folder):
+        metadata |= read_whole_header(file)[1]
     return WeightStore(
         folder,
         {name: one.shape for name, one in stored.items()},
@@ -93,6 +99,7 @@ def open_folder(folder: Path) -> WeightStore:
         {name: one.file for name, one in stored.items()},
         quantization,
         dtype,
+        metadata,
     )
 
 
@@ -117,6 +124,8 @@ class Format:
     """All tensors of a quantized module except its bias, without the module name."""
     read: Callable[[WeightStore, str], QuantizedWeight]
     """Read the named module. Raises: UsageError, naming file and key."""
+    inputs: Callable[[WeightStore, str], InputRounding | None] = lambda _stored, _module: None
+    """Return how the named module rounds its inputs; None if it does not."""
 
 
 def override_settings(stored: WeightStore, module: str) -> WeightStore:

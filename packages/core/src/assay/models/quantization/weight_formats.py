@@ -21,10 +21,8 @@ torchao: int8 or fp8 weights with a scale per row, or per group of a row.
 Source of the layouts: torchao 0.18, `prototype/safetensors` and `quantization/quantize_/workflows`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from math import prod
-from pathlib import Path
+from collections.abc import Mapping
+from math import inf, prod
 
 import torch
 from torch import Tensor
@@ -32,12 +30,11 @@ from torch import Tensor
 from assay.errors import UsageError
 from assay.files import parse_json
 from assay.foreign_text import shorten
-from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, InputRounding, QuantizedWeight
 from assay.models.quantization.stored_weights import (
     Format,
     WeightStore,
     is_named,
-    open_folder,
     override_settings,
     packed_width,
     parse_count,
@@ -234,7 +231,13 @@ def _read_4bit_scales(
     return scales, half_steps / scales.abs().clamp(min=1e-38)
 
 
-INT8 = Format("SCB", "SCB", ("weight", "SCB", "weight_format"), _read_int8)
+def _int8_inputs(stored: WeightStore, _module: str) -> InputRounding:
+    threshold = stored.quantization.get("llm_int8_threshold")
+    largest = float(threshold) if isinstance(threshold, int | float) and threshold else inf
+    return InputRounding(Grid.of_signed(-_INT8_MAX, _INT8_MAX), largest_rounded=largest)
+
+
+INT8 = Format("SCB", "SCB", ("weight", "SCB", "weight_format"), _read_int8, _int8_inputs)
 FOUR_BITS = Format(
     "weight.absmax",
     "weight.absmax",
@@ -248,6 +251,7 @@ FOUR_BITS = Format(
 
 _CONFIG_GROUPS = "config_groups"
 _FP4_BITS = 4
+_NVFP4_GROUP = 16
 
 
 def _read_compressed(stored: WeightStore, module: str) -> QuantizedWeight:
@@ -329,15 +333,23 @@ def _read_compressed_zeros(
 
 
 def _settings_of(stored: WeightStore, module: str) -> Mapping[str, object]:
-    """Return the weight settings of the most specific target: a name, a pattern (`re:`), a class.
-
-    Of equal targets the later group counts, of several patterns or classes the first in order of text
-    (compressed-tensors 0.20, `utils/match.py`).
-    """
+    """Return the settings of the weights of a module."""
     if "data_type" in stored.quantization:  # auto-round
         kind = "float" if "fp" in str(stored.quantization["data_type"]) else "int"
         one = override_settings(stored, module).quantization
         return {"type": kind, "num_bits": one.get("bits"), "group_size": one.get("group_size")}
+    weights = _group_of(stored, module).get("weights")
+    if not isinstance(weights, dict):
+        raise stored.refuse_setting(_CONFIG_GROUPS)
+    return weights
+
+
+def _group_of(stored: WeightStore, module: str) -> Mapping[str, object]:
+    """Return the group of the most specific target: a name, a pattern (`re:`), a class.
+
+    Of equal targets the later group counts, of several patterns or classes the first in order of text
+    (compressed-tensors 0.20, `utils/match.py`).
+    """
     groups = stored.quantization.get(_CONFIG_GROUPS)
     if not isinstance(groups, dict):
         raise stored.refuse_setting(_CONFIG_GROUPS)
@@ -353,9 +365,8 @@ def _settings_of(stored: WeightStore, module: str) -> Mapping[str, object]:
     )
     classes = sorted(one for one in of_target if one[:1].isupper())
     for target in [*names, *classes]:
-        weights = of_target[target].get("weights")
-        if isinstance(weights, dict):
-            return weights
+        if isinstance(of_target[target].get("weights"), dict):
+            return of_target[target]
     raise stored.refuse(
         module, f"is quantized, but quantization_config.{_CONFIG_GROUPS} does not name it"
     )
@@ -387,6 +398,30 @@ def _block_of(
     return rows, columns
 
 
+def _compressed_inputs(stored: WeightStore, module: str) -> InputRounding | None:
+    if "data_type" in stored.quantization:  # auto-round
+        one = override_settings(stored, module).quantization
+        kind = "float" if "fp" in str(one.get("act_data_type")) else "int"
+        bits, size = one.get("act_bits"), one.get("act_group_size")
+        settings: object = {"num_bits": bits, "type": kind, "group_size": size}
+    else:
+        settings = _group_of(stored, module).get("input_activations")
+    if not isinstance(settings, dict):
+        return None
+    bits, size = settings.get("num_bits"), settings.get("group_size")
+    group = size if isinstance(size, int) and size > 0 else None
+    if settings.get("strategy") == "tensor":
+        group = 0
+    if not isinstance(bits, int) or bits not in _MOST_BITS:
+        return None
+    if settings.get("type") == "int":
+        half = 1 << (bits - 1)
+        return InputRounding(Grid.of_signed(-half, half - 1), group)
+    scales = torch.float8_e4m3fn if group == _NVFP4_GROUP else None
+    grid = Grid.of_e2m1() if bits == _FP4_BITS else Grid.of_dtype(torch.float8_e4m3fn)
+    return InputRounding(grid, group, scale_dtype=scales)
+
+
 # Other tensors of a quantized module, for activations and caches.
 _OTHERS = tuple(
     f"{kind}_{what}" for kind in ("input", "output", "k", "v", "q")
@@ -397,7 +432,9 @@ _COMPRESSED_PARTS = (
     "weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
     "weight_global_scale", *_OTHERS,
 )  # fmt: skip
-COMPRESSED_TENSORS = Format("weight_scale", "weight_scale", _COMPRESSED_PARTS, _read_compressed)
+COMPRESSED_TENSORS = Format(
+    "weight_scale", "weight_scale", _COMPRESSED_PARTS, _read_compressed, _compressed_inputs
+)
 
 
 _BLOCK = "weight_block_size"
@@ -449,7 +486,9 @@ def _read_torchao(stored: WeightStore, module: str) -> QuantizedWeight:
     name = f"{module}.{_CODES}"
     data = stored.fetch(name, name, (None, None))
     if data.dtype == torch.int8:
-        grid = Grid.of_signed(-128, 127)
+        target = str(_torchao_facts(stored, module).get("target_dtype"))
+        bits = next((one for one in _MOST_BITS if f"'int{one}'" in target), 8)
+        grid = Grid.of_signed(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     elif data.dtype == torch.float8_e4m3fn:
         grid = Grid.of_dtype(data.dtype)
     else:
@@ -465,6 +504,27 @@ def _read_torchao(stored: WeightStore, module: str) -> QuantizedWeight:
         points = stored.fetch(f"{module}.{_ZEROS}", name, (down, across))
         zeros = per_group(stored, f"{module}.{_ZEROS}", points, groups)
     return _make_plain(stored, name, f"{module}.{_SCALES}", data, grid, groups, zeros)
+
+
+def _torchao_facts(stored: WeightStore, module: str) -> Mapping[str, object]:
+    """Return the attributes of the tensor that torchao saved, which it describes in the metadata of its file."""
+    name = f"{module}.weight"
+    if name not in stored.metadata:
+        return {}
+    facts = parse_json(stored.metadata[name], f"{stored.origin}, metadata of {name}")
+    data = facts.get("_data") if isinstance(facts, dict) else None
+    if not isinstance(data, dict):
+        raise stored.refuse(name, "has metadata without _data")
+    return data
+
+
+def _torchao_inputs(stored: WeightStore, module: str) -> InputRounding | None:
+    facts = _torchao_facts(stored, module)
+    kind = str(facts.get("act_quant_kwargs") or facts.get("activation_quantization") or "").lower()
+    group = 0 if "pertensor" in kind else None
+    if "int8" in kind:
+        return InputRounding(Grid.of_signed(-128, 127), group)
+    return InputRounding(Grid.of_dtype(torch.float8_e4m3fn), group) if "float8" in kind else None
 
 
 def _make_plain(
@@ -483,7 +543,7 @@ def _make_plain(
     )
 
 
-TORCHAO = Format(_CODES, _SCALES, (_CODES, _SCALES, _ZEROS), _read_torchao)
+TORCHAO = Format(_CODES, _SCALES, (_CODES, _SCALES, _ZEROS), _read_torchao, _torchao_inputs)
 
 
 _FORMATS: dict[str, tuple[Format, ...]] = {
@@ -548,62 +608,3 @@ def count_groups(stored: WeightStore, weights: Mapping[str, Format | None]) -> i
         for name, one in weights.items()
         if one is not None
     )
-
-
-_MX_BLOCKS, _MX_SCALES = "_blocks", "_scales"
-
-
-class DequantizedTensors(Mapping[str, Tensor]):
-    """Stored tensors by name; quantized ones are dequantized to float32 at each access."""
-
-    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
-        self._readers = readers
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._readers[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
-
-
-def dequantize_folder(folder: Path) -> DequantizedTensors | None:
-    """Return the tensors of a quantized folder; None for an unknown method."""
-    stored = open_folder(folder)
-    if stored.quantization.get("quant_method") == "mxfp4":
-        return DequantizedTensors(_read_experts(stored))
-    if not has_known_format(stored):
-        return None
-
-    def read(name: str) -> Tensor:
-        form = forms[name]
-        if form is None:
-            return stored.read(name)
-        return form.read(stored, name.removesuffix(".weight")).dequantize()
-
-    forms = list_weights(stored)
-    return DequantizedTensors({name: partial(read, name) for name in forms})
-
-
-def _read_experts(stored: WeightStore) -> dict[str, Callable[[], Tensor]]:
-    """Read experts in MXFP4: `NAME_blocks` [..., outputs, groups, 16 bytes], `NAME_scales` (E8M0).
-
-    Source of the layout: transformers 5.23, `integrations/mxfp4.py`, which transposes the last two dims.
-    """
-
-    def read(name: str) -> Tensor:
-        blocks = stored.fetch(f"{name}{_MX_BLOCKS}", name)
-        scales = stored.fetch(f"{name}{_MX_SCALES}", name, blocks.shape[:-1])
-        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
-        values = Grid.of_e2m1().table[codes] * torch.exp2(scales.float() - 127)[..., None]
-        return values.flatten(-2).transpose(-2, -1)
-
-    packed = {name.removesuffix(_MX_BLOCKS) for name in stored.shapes if name.endswith(_MX_BLOCKS)}
-    parts = {f"{name}{part}" for name in packed for part in (_MX_BLOCKS, _MX_SCALES)}
-    found: dict[str, Callable[[], Tensor]] = {}
-    for name in (*stored.shapes, *packed):
-        if name not in parts:
-            found[name] = partial(read if name in packed else stored.read, name)
-    return found

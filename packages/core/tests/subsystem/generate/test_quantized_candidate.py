@@ -1,0 +1,151 @@
+"""`--candidate-model`: a quantized folder is judged by its own weights, and these by the original's."""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from assay import check_generate
+from assay.api.verdict import CheckedVerdict
+from assay.errors import UsageError
+from assay.models import RECIPES
+from packages.core.tests.unit.models.inspect.test_inspection import write_fp8
+
+UP = "model.layers.1.mlp.up_proj"
+MICRO = RECIPES["llama"].folder
+_WEIGHTS = "model.safetensors"
+_FEW = {"max_new_tokens": 4, "batch_size": 2}
+
+
+def check(folder: Path, quantized: Path, **options: Any) -> CheckedVerdict:
+    return check_generate(
+        "micro:llama",
+        candidate_model=quantized,
+        reference="cpu/float32",
+        candidate="cpu/bfloat16",
+        output=folder / "run",
+        **(_FEW | options),
+    )
+
+
+@pytest.fixture
+def fp8(tmp_path: Path) -> Path:
+    folder = tmp_path / "fp8"
+    folder.mkdir()
+    return write_fp8(folder)
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / _WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
+
+
+@pytest.mark.long
+def test_a_correct_folder_passes_and_its_format_has_a_price(tmp_path: Path, fp8: Path) -> None:
+    verdict = check(tmp_path, fp8)
+    assert verdict.passed, str(verdict)
+    assert verdict.levels["weights"].compared == len(load_file(MICRO / _WEIGHTS))
+    costs = [note for note in verdict.notes if note.startswith("cost of the format")]
+    assert "relative error" in costs[0]
+    assert "KL divergence" in costs[1]
+
+
+@pytest.mark.long
+def test_a_wrong_scale_in_the_files_is_a_fault_of_the_weights_alone(
+    tmp_path: Path, fp8: Path
+) -> None:
+    def double(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{UP}.weight_scale_inv"][3, 2] *= 2
+
+    change(fp8, double)
+    verdict = check(tmp_path, fp8)
+    outcomes = {name: level.verdict for name, level in verdict.levels.items()}
+    assert [name for name, one in outcomes.items() if one == "FAIL"] == ["weights"]
+    assert verdict.diagnosis == "weight-mismatch"
+    assert verdict.location is not None
+    assert verdict.location.parameter == f"{UP}.weight"
+    assert "rows 48-63, columns 32-47: its scale is 2x the right one" in str(
+        verdict.levels["weights"].reason
+    )
+
+
+def scale_two_percent(model: nn.Module) -> None:
+    """Make an up projection 2 % too large, after the files were read."""
+    weight = model.get_parameter(f"{UP}.weight")
+    weight.data.mul_(1.02)
+
+
+@pytest.mark.long
+def test_a_fault_of_the_candidate_is_one_beyond_the_format(tmp_path: Path, fp8: Path) -> None:
+    verdict = check(tmp_path, fp8, candidate_setup=f"{__file__}:scale_two_percent")
+    outcomes = {name: level.verdict for name, level in verdict.levels.items()}
+    assert outcomes["weights"] == "PASS"
+    assert outcomes["modules"] == "FAIL"
+    assert verdict.location is not None
+    assert verdict.location.module == UP
+
+
+@pytest.mark.long
+def test_a_setting_that_the_quantizer_changed_fails(tmp_path: Path, fp8: Path) -> None:
+    path = fp8 / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    verdict = check(tmp_path, fp8)
+    assert verdict.levels["config"].verdict == "FAIL"
+    assert "rms_norm_eps is 1e-06 in EXPECTED, 0.001 in ACTUAL" in str(verdict)
+
+
+def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not quantized; it takes folders"):
+        check(tmp_path, MICRO)
+
+
+_TORCHAO: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("Int8WeightOnlyConfig", {"version": 2}),
+    "int8-groups": ("Int8WeightOnlyConfig", {"version": 2, "granularity": 32}),
+    "int8-inputs": ("Int8DynamicActivationInt8WeightConfig", {"version": 2}),
+    "int4": ("IntxWeightOnlyConfig", {"weight_dtype": "int4", "granularity": 32}),
+    "float8": ("Float8WeightOnlyConfig", {"version": 2}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
+@pytest.mark.parametrize("name", _TORCHAO)
+def test_torchao_passes(tmp_path: Path, name: str) -> None:
+    from torchao import quantization  # type: ignore[import-not-found,unused-ignore]
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    kind, settings = _TORCHAO[name]
+    if "weight_dtype" in settings:
+        settings = settings | {"weight_dtype": getattr(torch, settings["weight_dtype"])}
+    if "granularity" in settings:
+        settings = settings | {"granularity": quantization.PerGroup(settings["granularity"])}
+    config = TorchAoConfig(getattr(quantization, kind)(**settings))
+    save_quantized(tmp_path, config, AutoModelForCausalLM)
+    verdict = check(tmp_path, tmp_path / "quantized")
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_bitsandbytes_passes(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    save_quantized(tmp_path, BitsAndBytesConfig(load_in_8bit=True), AutoModelForCausalLM)
+    verdict = check(tmp_path, tmp_path / "quantized")
+    assert verdict.passed, str(verdict)
+
+
+def save_quantized(folder: Path, config: Any, model_class: Any) -> None:
+    """Quantize the micro model in bfloat16 by its library."""
+    model_class.from_pretrained(MICRO, dtype=torch.bfloat16).save_pretrained(folder / "narrow")
+    model = model_class.from_pretrained(folder / "narrow", dtype="auto", quantization_config=config)
+    model.save_pretrained(folder / "quantized")
