@@ -30,14 +30,13 @@ include_patterns = [
     "runners/*/README.md",
 ]
 exclude_patterns = [".*", "packages", "runs"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_numpy_docstring = False
 html_theme = "furo"
 html_copy_source = html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
-mermaid_height = "auto"
-mermaid_fullscreen = False
 smartquotes_action = "D"  # dashes, and no curly quotes: they are copied into commands
 default_role = "code"
 autodoc_typehints = "none"  # `describe_options` writes what the annotations of options say
@@ -48,6 +47,7 @@ _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _PART = re.compile(r"^## (.+)\n((?:\n|\|.*\n)*)", re.MULTILINE)
 _PAGE_OF_COMMANDS = "docs/site/commands"
+_PAGE_OF_MACHINES = "runners/README"
 _GENERATED = [f"/{_PAGE_OF_COMMANDS}", "/docs/site/api"]
 _OPTION = re.compile(r"(?<![`-])--[\w-]+")
 _FIELD = re.compile(r":param (\w+): (.+)")
@@ -71,7 +71,7 @@ def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
     def point(link: re.Match[str]) -> str:
         path = (folder / link[0]).resolve()
         if (
-            path.suffix == ".png"
+            path.suffix in {".png", ".svg"}
             or not path.exists()
             or app.project.path2doc(path) in app.project.docnames
         ):
@@ -86,20 +86,26 @@ def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def list_pages(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make the navigation from the tables of docs/README.md."""
+    """Make the navigation: the tables of docs/README.md, and the vendors under the machines."""
+    if page == _PAGE_OF_MACHINES:
+        machines = sorted((app.srcdir / "runners").glob("*/README.md"))
+        source[0] += _hidden_list("", [f"/runners/{one.parent.name}/README" for one in machines])
     if page != root_doc:
         return
+    source[0] += _hidden_list("", ["/docs/README"])
     tables = (app.srcdir / "docs/README.md").read_text(encoding="utf-8")
     for title, table in _PART.findall(tables):
         found = re.findall(r"\]\((.+?)\.md\)", table)
         pages = [f"/docs/{name}".replace("/docs/../", "/") for name in found]
         pages += _GENERATED if title == "Reference" else []
-        listed = "\n".join(pages)
-        source[0] += f"\n```{{toctree}}\n:caption: {title}\n:hidden:\n\n{listed}\n```\n"
-    machines = sorted((app.srcdir / "runners").glob("*/README.md"))
-    others = ["docs/README", *(f"runners/{one.parent.name}/README" for one in machines)]
-    listed = "\n".join(f"/{one}" for one in others)
-    source[0] += f"\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+        source[0] += _hidden_list(title, pages)
+
+
+def _hidden_list(title: str, pages: list[str]) -> str:
+    if not pages:
+        return ""
+    options = [":hidden:", *([f":caption: {title}"] if title else [])]
+    return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
 
 
 def write_commands(_: Sphinx, page: str, source: list[str]) -> None:

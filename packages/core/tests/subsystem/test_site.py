@@ -1,5 +1,6 @@
 """The documentation site builds without a warning, and a fault of a page is one."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
     for name in ("check generate", "smoke run", "bench compare", "ci plan", "runners verify"):
         assert f"Usage: assay {name} " in commands
     assert (tmp_path / "runners/cpu/README.html").is_file()
+    loaded = re.compile(r"""(?:<(?:script|link|img)[^>]+(?:src|href)=|import \w+ from )"https?:""")
+    for page in tmp_path.rglob("*.html"):
+        assert not loaded.search(page.read_text(encoding="utf-8")), f"{page} needs a network"
 
 
 # By page, a link and the warning about it.
