@@ -274,6 +274,7 @@ class _Candidate:
         self._side = side
         self._section = section
         self._level = level
+        self._alone = options.batch_size is not None
         self._num_replaced = 0
         self.problems: dict[str, Level] = {}
         self._works = (
@@ -291,6 +292,11 @@ class _Candidate:
                 f"near ties of a router: for {self._num_replaced} tokens the candidate chose another"
                 " expert than the reference; the levels tokens and logits use the reference's choice"
             )
+        if (
+            any(work.batch.holds_images and len(work.batch.rows) > 1 for work in self._works)
+            and self._alone
+        ):
+            notes.append("batch-size=1: texts in a batch with images ran together")
         if self._side.compiled and self._level == "modules":
             notes.append(
                 "the level modules ran graphs that are split at module boundaries; the levels tokens"

@@ -333,15 +333,14 @@ class GenerateEvidence:
             if token.prompt in batch.prompts:
                 row = batch.rows[batch.prompts.index(token.prompt)]
                 column = token.position + batch.length - len(row)
-                start = self._first_steps.get(batch.number, 0)
-                if batch.decoder_start:  # its encoder reads all before
-                    start, column = max(start, 1), column - batch.length
-                    return batch.number, start + column if column >= 0 else 0
+                if batch.decoder_start:  # the encoder of a text reads it in a call of its own
+                    step = column - batch.length + (batch.length > 0)
+                    return batch.number, step if column >= batch.length else 0
                 chunk = batch.prefill_chunk or max(batch.length, 1)
                 if column < batch.length:
-                    return batch.number, start + column // chunk
-                num_calls = -(-batch.length // chunk) or 1
-                return batch.number, start + num_calls + column - batch.length
+                    return batch.number, column // chunk
+                num_calls = -(-batch.length // chunk) or 1  # images are read in one call
+                return batch.number, num_calls + column - batch.length
         return self.section.batches[0].number, 0
 
     def call_of_module(self, module: str, token: TokenPosition) -> tuple[int, int]:
@@ -349,13 +348,14 @@ class GenerateEvidence:
 
         A tower of images is called once, before the tokens are read, and only for batches with images.
         """
-        batch, step = self.call_of(token)
+        number, step = self.call_of(token)
         known = self._module_calls.get(module, {})
-        if not known or (batch in known and batch not in self._first_steps):
-            return batch, step
-        if batch not in known:
-            batch = min(known)
-        return batch, step if step in known[batch] else min(known[batch])
+        media = {batch.number for batch in self.section.batches if batch.media}
+        if not known or (number in known and number not in media):
+            return number, step
+        if number not in known:
+            number = min(known)
+        return number, step if step in known[number] else min(known[number])
 
     @cached_property
     def _module_calls(self) -> dict[str, dict[int, set[int]]]:
@@ -367,13 +367,3 @@ class GenerateEvidence:
                 site.step
             )
         return found
-
-    @cached_property
-    def _first_steps(self) -> dict[int, int]:
-        """Return the step of the model's first own call, by batch with images.
-
-        The generation loop may call a tower and its projector before.
-        """
-        with_images = [batch.number for batch in self.section.batches if batch.media]
-        of_model = self._module_calls.get("", {}) if with_images else {}
-        return {number: min(of_model[number]) for number in with_images if number in of_model}

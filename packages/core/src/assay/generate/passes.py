@@ -120,10 +120,14 @@ def whole_batches(batches: Sequence[Batch]) -> list[Work]:
 def single_rows(batches: Sequence[Batch]) -> list[Work]:
     """Cut the reference's batches into single rows.
 
-    Rows keep the padding of their batch, so that every tensor has a partner of the same shape.
+    Rows keep the padding of their batch, so that every tensor has a partner of the same shape. Batches of texts with
+    images stay whole: the values of a tower have no rows.
     """
+    whole = [batch for batch in batches if batch.holds_images]
     return [
-        Work(
+        Work(batch, BatchSource(batch.number))
+        if batch in whole
+        else Work(
             replace(
                 batch,
                 rows=batch.rows[row : row + 1],
@@ -134,7 +138,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
             BatchSource(batch.number, row),
         )
         for batch in batches
-        for row in range(len(batch.prompts))
+        for row in range(1 if batch in whole else len(batch.prompts))
     ]
 
 

@@ -225,7 +225,8 @@ class ModuleTracer:
 
     Everything that assay records, measures or replaces passes through a handler of this class. One tracer
     serves one model for a whole run: `attached` installs the hooks, `begin_batch` states which prompts come
-    next, and each *root call*, a call of the model itself, is one step. Inside a root call the handler
+    next, and each *root call*, a call of the model itself, is one step. A generation loop that first calls a
+    tower of images does so in the step of the model's next call. Inside a root call the handler
     gets `enter` before each module and `leave` after it, nested as the modules call each other. What
     `enter` leaves in `ActiveCall.arguments` is what the module receives; what `leave` returns is what its
     caller receives.
@@ -274,6 +275,8 @@ class ModuleTracer:
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
+    _step_has_begun: bool = False
+    """True between the call of a tower outside of the model and the model's own call."""
     _has_own_rows: bool = True
     """False if the rows of a pass are given, and hold for all of its calls."""
     _calls: dict[tuple[str, int], Call] = field(default_factory=dict)
@@ -284,7 +287,7 @@ class ModuleTracer:
     ) -> None:
         """Begin a batch, whose first root call has the step `first_step`."""
         self.batch, self.positions = number, positions
-        self.step, self._column = first_step - 1, 0
+        self.step, self._column, self._step_has_begun = first_step - 1, 0, False
 
     @property
     def active(self) -> ActiveCall | None:
@@ -353,7 +356,7 @@ class ModuleTracer:
                     active = ActiveCall(known, module, arguments, is_recompute=True)
                 else:
                     if not self._stack:
-                        self._begin_root(arguments)
+                        self._begin_root(name, arguments)
                     call = self._begin_call(name, class_name, arguments)
                     active = ActiveCall(call, module, arguments)
                 self._stack.append(active)
@@ -472,13 +475,15 @@ class ModuleTracer:
         self._calls[name, number] = call
         return call
 
-    def _begin_root(self, arguments: dict[str, Any]) -> None:
-        self.step += 1
-        self._counts.clear()
-        self._calls.clear()
-        self._num_recomputed.clear()
+    def _begin_root(self, path: str, arguments: dict[str, Any]) -> None:
+        if not self._step_has_begun:
+            self.step += 1
+            self._counts.clear()
+            self._calls.clear()
+            self._num_recomputed.clear()
         found = find_tokens(arguments)
         self._has_own_rows = self.positions is None
+        self._step_has_begun = bool(path) and found is None and not self._has_own_rows
         if found is None:
             self._rows = None
             return

@@ -336,6 +336,11 @@ class Batch:
         return max(self.padded_to, *(len(row) for row in self.rows))
 
     @property
+    def holds_images(self) -> bool:
+        """Return True if a text holds an image."""
+        return bool(self.placeholders) and any(self.media)
+
+    @property
     def input_ids(self) -> "torch.Tensor":
         """Return token ids (B, T) in int64."""
         import torch
@@ -358,7 +363,7 @@ class Batch:
         if self.length:
             found = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         if self.marked_in:
-            images = {*self.placeholders} if any(self.media) else {*()}
+            images = self.placeholders if self.holds_images else ()
             marks = [self._pad([int(id_ in images) for id_ in row], 0) for row in self.rows]
             found |= dict.fromkeys(self.marked_in, self.input_ids.new_tensor(marks))
         return found | join_media(self.media)
