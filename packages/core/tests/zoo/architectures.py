@@ -27,11 +27,19 @@ _SIZES = (
     (r"n_group|topk_group", 1),
     (r".*(hidden|embed|embedding|model|projection|width)_?(size|dim|embd)?|d_model|n_embd|dim", 64),
     (r"image_size", 32),
+    (r"patch_size", 8),
+    (r"mm_tokens_per_image", 4),
     (r".*(codebook|bins)_size", 64),
 )  # fmt: skip
 _TOKENS = re.compile(r".*token_(id|index)")
 # With the usual range of 0.02 a narrow model hardly depends on its tokens.
-_REPLACED = {"initializer_range": 0.1, "decoder_start_token_id": 0}
+# The last layers of a tower are those of a tower of two layers.
+_REPLACED = {
+    "initializer_range": 0.1,
+    "decoder_start_token_id": 0,
+    "vision_feature_layer": -1,
+    "vision_feature_layers": [-2, -1],
+}
 _FIRST_TOKENS = {
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -151,8 +159,9 @@ def _reduce_value(name: str, value: object) -> object:
     """Return a smaller value of a setting; None to keep it."""
     if name in _REPLACED:
         return _REPLACED[name]
-    if isinstance(value, dict) and "mrope_section" in value:
-        return {**value, "mrope_section": [2, 3, 3]}  # half of a head
+    if isinstance(value, dict) and "rope_type" in value:
+        # Half of a head. Models that read no images ignore it.
+        return {**value, "mrope_section": [2, 3, 3]}
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None

@@ -58,9 +58,8 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
         loaded.pad_token_id,
         1,
         prefill_chunk=1,
-        placeholders=limits.placeholders,
-        marked_in=limits.marked_in,
     )
+    two_chunks = insert_images(two_chunks, limits, 0, ((),))
     try:
         generate(loaded, two_chunks)
     except Exception as error:  # noqa: BLE001 - model code raises anything
@@ -155,7 +154,8 @@ def _with_images(loaded: LoadedModel, limits: ModelLimits, placeholder: int) -> 
         return limits
     arguments = inspect.signature(model.forward).parameters
     marked_in = tuple(name for name in arguments if _MARKS.fullmatch(name))
-    limits = replace(limits, placeholders=(placeholder,), marked_in=marked_in)
+    seen_in = next((name for name in arguments if name == "cross_attention_mask"), "")
+    limits = replace(limits, placeholders=(placeholder,), marked_in=marked_in, seen_in=seen_in)
     around = [
         [
             id_
@@ -221,8 +221,6 @@ def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
         (0, 1),
         loaded.pad_token_id,
         2,
-        placeholders=limits.placeholders,
-        marked_in=limits.marked_in,
         decoder_start=limits.decoder_start,
     )
     batch = insert_images(batch, limits, 0, ((0.0, 0.7), ()))
@@ -287,13 +285,34 @@ def _likely_images(
             )
             for high, wide in pinpoints[:2]
         ]
-    of_row = replace(plain, by_row=True)
+    of_row = replace(plain, layout="row")
     if "pixel_attention_mask" in arguments:
-        mask = Media("pixel_attention_mask", (1, height, width), numbers=(1,), by_row=True)
+        mask = Media("pixel_attention_mask", (1, height, width), numbers=(1,), layout="row")
         parts = [(height, width), (height, width // 2)]
         yield [
             (replace(of_row, extent=(1, channels, *part)), replace(mask, extent=(1, *part)))
             for part in parts
+        ]
+    if "aspect_ratio_ids" in arguments:
+        # Ratios 1 and 2 are one tile, and two on top of each other.
+        most = read("max_num_tiles") or 4
+        yield [
+            (
+                replace(
+                    of_row,
+                    shape=(1, most, *plain.shape[1:]),
+                    extent=(1, num_tiles, *plain.shape[1:]),
+                ),
+                Media("aspect_ratio_ids", (1,), numbers=(num_tiles,), layout="row"),
+                Media(
+                    "aspect_ratio_mask",
+                    (1, most),
+                    numbers=(1,),
+                    extent=(1, num_tiles),
+                    layout="row",
+                ),
+            )
+            for num_tiles in (1, 2)
         ]
     yield [(of_row,)]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import xxhash
 from pydantic import TypeAdapter
@@ -56,8 +56,8 @@ class Media:
     """Whole numbers in place of values from the seed; one stands for all."""
     extent: tuple[int, ...] = ()
     """The part with values, before zeros of padding; empty without padding."""
-    by_row: bool = False
-    """True if the argument has a row of images for each text; False if it has all images of a batch."""
+    layout: Literal["batch", "row", "token"] = "batch"
+    """What the argument has: all images of the batch, a row of them for each text, or a value for each token."""
 
     @property
     def values(self) -> "torch.Tensor":
@@ -72,7 +72,7 @@ class Media:
         elif len(self.numbers) == 1:
             values = torch.full(shape, self.numbers[0])
         else:
-            values = torch.tensor(self.numbers).reshape(shape)
+            values = torch.tensor(self.numbers, dtype=torch.long).reshape(shape)
         return _pad_to(values, self.shape)
 
 
@@ -85,31 +85,38 @@ class InsertedImage:
     """Placeholders, with the tokens that begin and end an image."""
 
 
-def join_media(rows: Sequence[Sequence[Media]]) -> "dict[str, torch.Tensor]":
+def join_media(
+    rows: Sequence[Sequence[Media]], starts: Sequence[int] = (), length: int = 0
+) -> "dict[str, torch.Tensor]":
     """Return the tensors of a batch by argument, from the media of each of its rows.
 
-    Smaller images are padded with zeros, and so are rows with fewer images where each row has its own.
+    Smaller images are padded with zeros, and so are rows with fewer images or tokens.
+    starts: the column of the first token of each row.
+    length: tokens of each row with padding.
     """
     import torch
 
     found: dict[str, list[list[torch.Tensor]]] = {}
-    by_row: dict[str, bool] = {}
+    layouts: dict[str, str] = {}
     for number, row in enumerate(rows):
         for one in row:
             found.setdefault(one.name, [[] for _ in rows])[number].append(one.values)
-            by_row[one.name] = one.by_row
+            layouts[one.name] = one.layout
     joined = {}
     for name, of_rows in found.items():
         parts = [part for row in of_rows for part in row]
-        size = torch.tensor([part.shape[1:] for part in parts]).amax(0).tolist()
-        rows_of = [[_pad_to(part, [len(part), *size]) for part in row] for row in of_rows]
-        if by_row[name]:
-            empty = parts[0].new_zeros(0, *size)
-            whole = [torch.cat([empty, *row]) for row in rows_of]
-            most = max(map(len, whole))
-            joined[name] = torch.stack([_pad_to(one, [most, *size]) for one in whole])
-        else:
-            joined[name] = torch.cat([part for row in rows_of for part in row])
+        size = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+        padded = [[_pad_to(part, [len(part), *size]) for part in row] for row in of_rows]
+        if layouts[name] == "batch":
+            joined[name] = torch.cat([part for row in padded for part in row])
+            continue
+        whole = [torch.cat([parts[0].new_zeros(0, *size), *row]) for row in padded]
+        of_tokens = layouts[name] == "token"
+        most = length if of_tokens else max(map(len, whole))
+        joined[name] = parts[0].new_zeros(len(rows), most, *size)
+        for number, values in enumerate(whole):
+            start = starts[number] if of_tokens else 0
+            joined[name][number, start : start + len(values)] = values
     return joined
 
 
@@ -141,6 +148,8 @@ class ModelLimits:
     """The token that an image replaces."""
     marked_in: tuple[str, ...] = ()
     """Arguments that are 1 for the placeholders and 0 for other tokens."""
+    seen_in: str = ""
+    """The argument for the images that each token attends to, (B, T, images, tiles); "" without one."""
     no_images: str = ""
     """Why the texts of a model that reads images hold none; "" for other models."""
     has_tokens: bool = True
@@ -304,7 +313,7 @@ class Batch:
     """Prompts that the model continues together.
 
     They are padded on the left as generation needs it, or on the right if an encoder reads them, alone or next to
-    images that no token stands for.
+    images.
     """
 
     number: int
@@ -321,10 +330,6 @@ class Batch:
     """Least length of each row, to keep the padding of another batch."""
     media: tuple[tuple[Media, ...], ...] = ()
     """The images or sounds of each row. A model that takes no token ids has empty rows."""
-    placeholders: tuple[int, ...] = ()
-    """The token that an image in a text replaces; empty for models that have none."""
-    marked_in: tuple[str, ...] = ()
-    """Arguments that are 1 for the placeholders and 0 for other tokens."""
     decoder_start: tuple[int, ...] = ()
     """First ids of the decoder of an encoder-decoder; empty for other models.
 
@@ -338,7 +343,7 @@ class Batch:
     @property
     def holds_images(self) -> bool:
         """Return True if a text holds an image."""
-        return bool(self.placeholders) and any(self.media)
+        return self.length > 0 and any(one.layout != "token" for row in self.media for one in row)
 
     @property
     def input_ids(self) -> "torch.Tensor":
@@ -362,11 +367,8 @@ class Batch:
         found: dict[str, torch.Tensor] = {}
         if self.length:
             found = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
-        if self.marked_in:
-            images = self.placeholders if self.holds_images else ()
-            marks = [self._pad([int(id_ in images) for id_ in row], 0) for row in self.rows]
-            found |= dict.fromkeys(self.marked_in, self.input_ids.new_tensor(marks))
-        return found | join_media(self.media)
+        starts = [self._start_of(row) for row in self.rows]
+        return found | join_media(self.media, starts, self.length)
 
     @property
     def decoder_input_ids(self) -> "torch.Tensor | None":
@@ -380,9 +382,13 @@ class Batch:
         return len(self.rows[row]) + len(self.decoder_start)
 
     def _pad(self, row: Sequence[int], value: int) -> list[int]:
-        padding = [value] * (self.length - len(row))
-        is_encoded = self.decoder_start or (self.media and not self.placeholders)
-        return [*row, *padding] if is_encoded else [*padding, *row]
+        start = self._start_of(row)
+        return [value] * start + [*row] + [value] * (self.length - len(row) - start)
+
+    def _start_of(self, row: Sequence[int]) -> int:
+        """Return the column of a row's first token."""
+        is_encoded = self.decoder_start or (self.media and not self.max_new_tokens)
+        return 0 if is_encoded else self.length - len(row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from assay.errors import UsageError
@@ -109,14 +109,13 @@ def plan_batches(
             limits.pad_token_id,
             new_tokens,
             media=_draw_media(limits.media, options.seed, numbers),
-            placeholders=limits.placeholders,
-            marked_in=limits.marked_in,
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
         batches.append(insert_images(batch, limits, options.seed, of_rows))
     if long_prompt is not None:
-        batches.append(_long_batch(len(batches), len(prompts), long_prompt, limits, options.seed))
+        batch = _long_batch(len(batches), len(prompts), long_prompt, limits, options.seed)
+        batches.append(insert_images(batch, limits, options.seed, ((),)))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
@@ -151,16 +150,41 @@ def insert_images(
             row[start:start] = image.ids
         rows.append(tuple(row))
         first = (seed + number) * len(_PLACES)
-        media.append(
-            tuple(
-                replace(one, seed=first + order)
-                for order, image in enumerate(images)
-                for one in image.tensors
-            )
-        )
-    if not any(media):
+        of_images = [
+            replace(one, seed=first + order)
+            for order, image in enumerate(images)
+            for one in image.tensors
+        ]
+        media.append(of_images)
+    described = [
+        (*one, *_describe_tokens(row, one, limits, has_images=any(media)))
+        for row, one in zip(rows, media, strict=True)
+    ]
+    if not any(described):
         return batch
-    return replace(batch, rows=tuple(rows), media=tuple(media))
+    return replace(batch, rows=tuple(rows), media=tuple(described))
+
+
+def _describe_tokens(
+    row: Sequence[int], of_images: Sequence[Media], limits: ModelLimits, *, has_images: bool
+) -> Iterator[Media]:
+    """Yield the tensors with a value for each token of a row. has_images: True if any row of the batch has one."""
+    places = [column for column, id_ in enumerate(row) if id_ in limits.placeholders]
+    marks = tuple(int(column in places) for column in range(len(row)))
+    for name in limits.marked_in:
+        yield Media(name, (len(row),), numbers=marks, layout="token")
+    if limits.seen_in and has_images:
+        # A token attends to the last image before it.
+        masks = [one for one in of_images if one.name == "aspect_ratio_mask"]
+        num_tiles = max((one.shape[-1] for one in masks), default=1)
+        numbers = tuple(
+            int(start <= column < end and tile < (mask.extent or mask.shape)[-1])
+            for column in range(len(row))
+            for mask, start, end in zip(masks, places, [*places[1:], len(row)], strict=False)
+            for tile in range(num_tiles)
+        )
+        shape = (len(row), len(masks), num_tiles)
+        yield Media(limits.seen_in, shape, numbers=numbers, layout="token")
 
 
 def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
@@ -269,8 +293,6 @@ def _long_batch(
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
         media=_draw_media(limits.media, seed, (prompt_number,)),
-        placeholders=limits.placeholders,
-        marked_in=limits.marked_in,
         decoder_start=limits.decoder_start,
     )
 

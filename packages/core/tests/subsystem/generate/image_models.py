@@ -11,6 +11,8 @@ from transformers import (
     Idefics3ForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     PreTrainedModel,
@@ -109,6 +111,22 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             image_token_id=310,
         ),
     ),
+    "mllama": (
+        MllamaForConditionalGeneration,
+        lambda: MllamaConfig(
+            vision_config={
+                **_TOWER,
+                "attention_heads": 4,
+                "num_global_layers": 1,
+                "vision_output_dim": 64,
+                "intermediate_layers_indices": [0],
+                "max_num_tiles": 4,
+                "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1], [2, 2]],
+            },
+            text_config={**_TEXT, "num_hidden_layers": 3, "cross_attention_layers": [1]},
+            image_token_index=310,
+        ),
+    ),
     "paligemma": (
         PaliGemmaForConditionalGeneration,
         lambda: PaliGemmaConfig(
@@ -140,8 +158,8 @@ def save_model(folder: Path, name: str, plants: str = "") -> Path:
         model: Any = kind(make_config())
         with torch.no_grad():
             for path, parameter in model.named_parameters():
-                if path.endswith("bias"):
-                    parameter.normal_(std=0.1)
+                if path.endswith(("bias", "gate")):  # zero in a new model
+                    parameter.normal_(std=0.3)
         model.save_pretrained(folder)
     (folder / "plants.py").write_text(plants)
     return folder

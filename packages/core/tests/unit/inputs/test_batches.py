@@ -259,8 +259,8 @@ def test_images_follow_from_their_seeds() -> None:
 
 
 def test_rows_of_images_are_padded_with_zeros() -> None:
-    wide = Media("pixel_values", (1, 2, 3), numbers=(7,), by_row=True)
-    high = Media("pixel_values", (1, 4, 1), numbers=(8,), by_row=True)
+    wide = Media("pixel_values", (1, 2, 3), numbers=(7,), layout="row")
+    high = Media("pixel_values", (1, 4, 1), numbers=(8,), layout="row")
 
     values = join_media([(wide, high), (), (high,)])["pixel_values"]
 
@@ -282,14 +282,18 @@ def test_patches_of_all_rows_follow_each_other() -> None:
     assert join_media(rows)["grid"].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_placeholders_are_marked_and_padded_on_the_left() -> None:
-    media = ((), (Media("pixel_values", (1, 2)),))
-    batch = Batch(
-        0, ((5,), (9, 9, 6)), (0, 1), 0, 1, media=media, placeholders=(9,), marked_in=("types",)
-    )  # fmt: skip
+def test_values_of_tokens_are_padded_like_the_tokens() -> None:
+    def mark(*numbers: int) -> Media:
+        return Media("types", (len(numbers),), numbers=numbers, layout="token")
+
+    batch = Batch(0, ((5,), (9, 9, 6)), (0, 1), 0, 1, media=((mark(3),), (mark(1, 1, 0),)))
 
     assert batch.input_ids.tolist() == [[0, 0, 5], [9, 9, 6]]
-    assert batch.inputs["types"].tolist() == [[0, 0, 0], [1, 1, 0]]
+    assert batch.inputs["types"].tolist() == [[0, 0, 3], [1, 1, 0]]
+    assert not batch.holds_images
+    # A later token has zeros.
+    longer = dataclasses.replace(batch, rows=((5, 7), (9, 9, 6, 8)))
+    assert longer.inputs["types"].tolist() == [[0, 0, 3, 0], [1, 1, 0, 0]]
 
 
 def test_part_of_an_image_is_followed_by_zeros() -> None:

@@ -285,3 +285,28 @@ def test_given_prompts_hold_no_images() -> None:
     planned = plan_batches(WITH_IMAGES, BatchOptions(), encode, [Prompt("a", (1, 2))])
 
     assert planned.batches[0].media == ()
+
+
+def test_tokens_of_images_are_marked_and_see_the_last_image() -> None:
+    of_image = (
+        Media("pixel_values", (1, 2)),
+        Media("aspect_ratio_mask", (1, 2), numbers=(1,), extent=(1, 1), layout="row"),
+    )
+    limits = dataclasses.replace(
+        WITH_IMAGES,
+        images=(InsertedImage(of_image, (91,)),),
+        marked_in=("types",),
+        seen_in="seen",
+    )
+    batch = Batch(0, ((1, 2), (3,)), (0, 1), 0, 4)
+
+    found = insert_images(batch, limits, 0, ((0.5, 1.0), ())).inputs
+
+    assert found["input_ids"].tolist() == [[1, 91, 2, 91], [0, 0, 0, 3]]
+    assert found["types"].tolist() == [[0, 1, 0, 1], [0, 0, 0, 0]]
+    # (B, T, images, tiles): the second tile of each image is padding.
+    assert found["seen"][..., 0].tolist() == [
+        [[0, 0], [1, 0], [1, 0], [0, 1]],
+        [[0, 0]] * 4,
+    ]
+    assert not found["seen"][..., 1].any()
