@@ -30,7 +30,15 @@ from assay_bench.paired_statistics import (
     p_not_inferior,
     p_worse,
 )
-from assay_bench.results import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
+from assay_bench.results import (
+    LOG_PROBABILITY,
+    PERPLEXITIES,
+    PERPLEXITY,
+    Evaluation,
+    Item,
+    Score,
+    TaskResult,
+)
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -173,6 +181,9 @@ def _shown(value: object) -> str:
 
 
 ALL_TASKS = "all tasks"
+MOVEMENT = "movement"
+# Movements, if they are judged, and all other measures share the significance equally.
+_NUM_SHARES = 2
 
 _Problem = tuple[Outcome, str]
 
@@ -289,13 +300,14 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
         terms = terms.model_copy(update={"movement": None})
+    num_movements = sum(LOG_PROBABILITY in task.all_scores() for task in base.tasks.values())
     columns: dict[str, list[_Column]] = {}
     unjudged: dict[str, str] = {}
     for name, task in base.tasks.items():
         if name in unmatched:
             continue
         nothing = _without_right_answer(task)
-        measured, columns[name] = _measured(task, candidate.tasks[name], terms)
+        measured, columns[name] = _measured(task, candidate.tasks[name], terms, num_movements)
         if nothing and not measured.measures and measured.problem is None:
             unjudged[name] = nothing
         else:
@@ -376,9 +388,11 @@ def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> di
             )
         for task in tasks:
             known = base.tasks[task].all_scores()
-            if wrong := [name for name in names if name not in known]:
+            likelihood = PERPLEXITY if PERPLEXITY in known else LOG_PROBABILITY
+            found = [likelihood if name in PERPLEXITIES else name for name in names]
+            if wrong := [name for name in found if name not in known]:
                 raise UsageError(f"metric {wrong[0]}: {task} has {', '.join(known) or 'no metric'}")
-            chosen.setdefault(task, []).extend(names)
+            chosen.setdefault(task, []).extend(found)
     return chosen
 
 
@@ -399,7 +413,8 @@ class _Column:
 
     def measure(self, terms: Terms) -> Measure:
         given, sign = self.differences, 1 if self.higher_is_better else -1
-        low, high = sorted(sign * bound for bound in given.interval(1 - 2 * terms.significance))
+        bounds = given.lower_bound(terms.significance), given.upper_bound(terms.significance)
+        low, high = sorted(sign * bound for bound in bounds)
         return Measure(
             name=self.name,
             kind=self.kind,
@@ -420,9 +435,12 @@ class _Column:
 
 
 def _measured(
-    base: TaskResult, candidate: TaskResult, terms: Terms
+    base: TaskResult, candidate: TaskResult, terms: Terms, num_movements: int
 ) -> tuple[TaskComparison, list[_Column]]:
-    """Return the measures of a task before they are judged, and their values."""
+    """Return the measures of a task before they are judged, and their values.
+
+    num_movements: tasks of which the movement is judged.
+    """
     pairs = pairs_of(base, candidate)
     place_of = {item.key: place for place, item in enumerate(candidate.items)}
     places = [place_of[item.key] for item in base.items]
@@ -455,7 +473,7 @@ def _measured(
             continue
         columns.append(_column(name, was, values, terms, base.num_documents))
         if name == LOG_PROBABILITY and terms.movement is not None:
-            measures.append(_movement(values, terms, terms.movement, base.num_documents))
+            measures.append(_movement(values, terms, num_movements, base.num_documents))
     measures = [*(column.measure(terms) for column in columns), *measures]
     if not measures and not problems and not _without_right_answer(base):
         problem = "the task has neither a metric with values nor log-probabilities of right answers"
@@ -534,14 +552,25 @@ def _column(
     )
 
 
-def _movement(values: _Values, terms: Terms, allowed: float, num_documents: int | None) -> Measure:
-    """Measure the root mean square of the differences."""
+def _movement(
+    values: _Values, terms: Terms, num_movements: int, num_documents: int | None
+) -> Measure:
+    """Measure the root mean square of the differences, with an interval that decides.
+
+    The lower bound allows for the movements of all tasks (Bonferroni), which have half of the significance.
+    """
+    allowed = terms.movement or 0.0
     squares = Differences.of([(now - was) ** 2 for _, was, now in values], _clusters(values))
-    low, high = (max(0.0, bound) ** 0.5 for bound in squares.interval(1 - 2 * terms.significance))
+    tail = terms.significance / _NUM_SHARES / num_movements
+    bounds = squares.lower_bound(tail), squares.upper_bound(terms.significance)
+    low, high = (max(0.0, bound) ** 0.5 for bound in bounds)
     moved = max(0.0, squares.mean) ** 0.5
+    p = p_not_inferior(squares, -(allowed**2)) * _NUM_SHARES * num_movements
+    # A larger movement needs no more items to be found, and cannot be excluded.
+    is_smaller = moved < allowed
     return Measure(
-        name="movement",
-        kind="movement",
+        name=MOVEMENT,
+        kind=MOVEMENT,
         base=0.0,
         candidate=moved,
         difference=moved,
@@ -549,10 +578,10 @@ def _movement(values: _Values, terms: Terms, allowed: float, num_documents: int 
         high=high,
         margin=allowed,
         num_items=squares.num_items,
-        p_worse=p_not_inferior(squares, -(allowed**2)),
+        p_worse=min(1.0, p),
         p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),
         higher_is_better=False,
-        items_needed=_needed(squares.mirrored(), allowed**2, terms),
+        items_needed=_needed(squares.mirrored(), allowed**2, terms) if is_smaller else None,
         num_clusters=_num_clusters(values),
         num_documents=num_documents,
     )
@@ -587,10 +616,17 @@ def _pooled(parts: Sequence[Sequence[_Column]], terms: Terms) -> tuple[Measure, 
 def _judge(
     tasks: Sequence[TaskComparison], pools: Sequence[TaskComparison], terms: Terms
 ) -> tuple[tuple[TaskComparison, ...], tuple[TaskComparison, ...]]:
+    moved = any(measure.name == MOVEMENT for one in tasks for measure in one.measures)
+    shares = _NUM_SHARES if moved else 1
     groups = [pool for pool in pools if pool.name != ALL_TASKS]
     suite = [pool for pool in pools if pool.name == ALL_TASKS]
     layers = [
-        {(one.name, measure.name): measure.p_worse for one in compared for measure in one.measures}
+        {
+            (one.name, measure.name): min(1.0, shares * measure.p_worse)
+            for one in compared
+            for measure in one.measures
+            if measure.name != MOVEMENT
+        }
         for compared in (tasks, groups, suite)
     ]
     adjusted = holm_in_layers(layers)
@@ -600,12 +636,12 @@ def _judge(
         measures = []
         for one in given.measures:
             key = given.name, one.name
-            measure = replace(one, p_worse=adjusted[layer][key])
+            measure = replace(one, p_worse=adjusted[layer].get(key, one.p_worse))
             if measure.p_not_inferior < terms.significance:
                 measure = replace(measure, judged=Outcome.PASS, items_needed=None)
             elif measure.p_worse < terms.significance:
                 measure = replace(measure, judged=Outcome.FAIL, items_needed=None)
-            elif layer == 0 and among_tasks[key] >= 1 - terms.power:
+            elif layer == 0 and among_tasks.get(key, 0.0) >= 1 - terms.power:
                 # One of the tasks of an equal candidate drops by more with a chance of 1 - power.
                 measure = replace(measure, pool=passing.get(key))
             measures.append(measure)

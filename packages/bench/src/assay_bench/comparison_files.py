@@ -1,5 +1,6 @@
 """The files that `assay bench compare` writes: verdict, JSON and Markdown."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
 from assay_bench.baselines import is_baseline, read_baseline
 from assay_bench.comparing import (
+    MOVEMENT,
     EvaluationComparison,
     Measure,
     Pair,
@@ -21,12 +23,13 @@ from assay_bench.comparing import (
     compare,
 )
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import UNDERPOWERED, Evaluation
+from assay_bench.results import PERPLEXITY, UNDERPOWERED, Evaluation
 
 JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 
 _FLIPS_SHOWN = 5
 _MOST_CHARACTERS = 120
+_LEAST_DECIMALS, _MOST_DECIMALS = 4, 8
 
 
 def compare_folders(
@@ -116,14 +119,11 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
                 if measure not in _deciding(task)
             ),
         ],
+        compared=sum(map(_num_compared, comparison.tasks)),  # a pool has the items of its tasks
         compared_unit="items",
         headline=_headline(comparison),
-        unmatched=Unmatched(
-            expected=[
-                one for one in base.tasks if comparison.refused or one not in candidate.tasks
-            ],
-            actual=[one for one in candidate.tasks if one not in base.tasks],
-        ),
+        # A task that only the base has is a level with its reason.
+        unmatched=Unmatched(actual=[one for one in candidate.tasks if one not in base.tasks]),
     )
     rows = [_row_of(one.name, measure) for one in comparison.parts for measure in one.measures]
     return verdict, rows
@@ -150,8 +150,12 @@ def measure_in_words(measure: Measure) -> str:
         f" {_number(measure, measure.high, '+')}): "
     )
     margin = _number(measure, measure.margin)
-    if measure.name == "movement":
-        return f"{values}{_movement_in_words(measure, margin)}"
+    if measure.name == MOVEMENT:
+        return (
+            f"{term}movement {_number(measure, measure.candidate)} nats per byte"
+            f" ({_number(measure, measure.low)} to {_number(measure, measure.high)}):"
+            f" {_movement_in_words(measure, margin)}"
+        )
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
     drop = "drop" if measure.higher_is_better else "rise"
     if measure.judged is Outcome.FAIL:
@@ -176,8 +180,9 @@ def _name_in_words(measure: Measure) -> str:
     """Add the unit to a measure that is not named for what its numbers are."""
     if measure.kind != "nats per byte":
         return measure.name
-    what = "log-likelihood, " if measure.name == "perplexity" else ""
-    return f"{measure.name} ({what}nats per byte)"
+    # A perplexity is e to the power of minus this number, times a number of bytes.
+    name = "log-likelihood" if measure.name == PERPLEXITY else measure.name
+    return f"{name} (nats per byte)"
 
 
 def _items_in_words(measure: Measure) -> str:
@@ -187,6 +192,8 @@ def _items_in_words(measure: Measure) -> str:
 
 def _needed_in_words(measure: Measure, condition: str) -> str:
     needed, available = measure.items_needed, measure.num_documents
+    if needed is None and measure.name == MOVEMENT and measure.candidate >= measure.margin:
+        return ": it may be more"
     if needed is None:
         return f", though they usually would {condition}"
     if available is not None and needed > available:
@@ -212,8 +219,7 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 def _level_of(task: TaskComparison) -> LevelResult:
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, _deciding(task))]) or None
-    compared = 0 if task.members else _num_compared(task)  # a pool has the items of its tasks
-    return LevelResult(Level(verdict=task.judged, reason=reason, compared=compared))
+    return LevelResult(Level(verdict=task.judged, reason=reason, compared=_num_compared(task)))
 
 
 def _deciding(task: TaskComparison) -> list[Measure]:
@@ -241,14 +247,24 @@ def _row_of(task: str, measure: Measure) -> Measurement:
 
 
 def _number(measure: Measure, value: float, sign: str = "") -> str:
-    return f"{value:{sign}.1%}" if measure.kind == "yes-no" else f"{value:{sign}.4f}"
+    """Format a number of a measure with enough decimals to show its difference and its margin.
+
+    Those of a movement also show on which side of the margin its bounds are.
+    """
+    if measure.kind == "yes-no":
+        return f"{value:{sign}.1%}"
+    shown = [measure.difference, measure.margin]
+    if measure.name == MOVEMENT:
+        shown += [bound - measure.margin for bound in (measure.low, measure.high)]
+    decimals = 1 - math.floor(math.log10(min(abs(one) for one in shown if one)))
+    return f"{value:{sign}.{min(max(decimals, _LEAST_DECIMALS), _MOST_DECIMALS)}f}"
 
 
 def comparison_as_json(comparison: EvaluationComparison) -> str:
     """Format comparison.json: every measure, and every item that only one side got right."""
     record = {
         "schema": 1,
-        "judged": comparison.judged,
+        "verdict": comparison.judged,
         "base": comparison.base.name,
         "candidate": comparison.candidate.name,
         "terms": comparison.terms.model_dump(),
@@ -264,12 +280,17 @@ def comparison_as_json(comparison: EvaluationComparison) -> str:
 def _task(task: TaskComparison) -> dict[str, Any]:
     return {
         "name": task.name,
-        "judged": task.judged,
+        "verdict": task.judged,
         "problem": task.problem,
-        "measures": [asdict(one) | {"reason": measure_in_words(one)} for one in task.measures],
+        "measures": [_measure(one) for one in task.measures],
         "lost": [_flip(pair) for pair in task.lost],
         "gained": [_flip(pair) for pair in task.gained],
     }
+
+
+def _measure(measure: Measure) -> dict[str, Any]:
+    fields = asdict(measure)
+    return {"verdict": fields.pop("judged")} | fields | {"reason": measure_in_words(measure)}
 
 
 def _flip(pair: Pair) -> dict[str, Any]:

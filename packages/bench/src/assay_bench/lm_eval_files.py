@@ -35,6 +35,7 @@ from assay.verdicts import Record
 from assay_bench.comparing import SuiteTerms
 from assay_bench.results import (
     LOG_PROBABILITY,
+    PERPLEXITY,
     Evaluation,
     Item,
     Score,
@@ -573,7 +574,7 @@ def _score(
         nats = tuple(total / num_bytes for total in totals)
         found = _LIKELIHOODS[aggregation](math.fsum(totals), math.fsum(weights))
         # All of them depend on the total alone: one measure.
-        return "perplexity", Score(kind="nats per byte", values=nats), found
+        return PERPLEXITY, Score(kind="nats per byte", values=nats), found
     values, scale = _values(aggregation, given, likelihoods)
     kind = "yes-no" if all(value in (0, 1, None) for value in values) else "number"
     score = Score(kind=kind, values=values, higher_is_better=better, scale=scale)  # type: ignore[arg-type]

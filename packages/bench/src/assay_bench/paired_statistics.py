@@ -97,11 +97,13 @@ class Differences:
         """Return the differences with the opposite sign."""
         return replace(self, sums_K=-self.sums_K)
 
-    def interval(self, confidence: float) -> tuple[float, float]:
-        """Return bounds of the mean, with this two-sided confidence, from the score test."""
-        tail = (1 - confidence) / 2
-        drop = _smallest_excluded_drop(self, tail)
-        return 0.0 - drop, _smallest_excluded_drop(self.mirrored(), tail)
+    def lower_bound(self, significance: float) -> float:
+        """Return the lower bound of the mean from the score test, one-sided."""
+        return 0.0 - _smallest_excluded_drop(self, significance)
+
+    def upper_bound(self, significance: float) -> float:
+        """Return the upper bound of the mean from the score test, one-sided."""
+        return _smallest_excluded_drop(self.mirrored(), significance)
 
 
 def p_worse(differences: Differences) -> float:

@@ -30,6 +30,9 @@ from assay.verdicts import Number, Outcome, Verdict
 from assay_bench.paired_statistics import Differences, p_worse
 
 LOG_PROBABILITY = "log-probability"
+# The log-likelihood per byte that all perplexities of lm-eval depend on.
+PERPLEXITY = "perplexity"
+PERPLEXITIES = (PERPLEXITY, "word_perplexity", "byte_perplexity", "bits_per_byte")
 UNDERPOWERED = "underpowered: too few items to decide"
 
 # Baselines are published: they hold hashes of the texts, not the texts.
@@ -132,14 +135,23 @@ class TaskResult:
             scores[self.metric or "right"] = Score(kind="yes-no", values=values)
         nats = tuple(item.log_probability for item in self.items)
         if None not in nats:
-            scores[LOG_PROBABILITY] = Score(kind="nats per byte", values=nats)
+            score = Score(kind="nats per byte", values=nats)
+            # Of whole texts, the perplexity is the same measure, with each text weighted by its length.
+            scores[LOG_PROBABILITY] = scores.pop(PERPLEXITY, score) if self.is_rolling else score
         return scores
+
+    @property
+    def is_rolling(self) -> bool:
+        """Return True for a task that asks for the probability of whole texts."""
+        return self.asked.get("output_type") == "loglikelihood_rolling"
 
     def only(self, names: Iterable[str]) -> "TaskResult":
         """Return the task with only these of its scores. The first yes-or-no one decides what is right."""
         known = self.all_scores()
         scores = {name: known[name] for name in names if name in known}
         nats = scores.pop(LOG_PROBABILITY, None)
+        if nats is not None and self.is_rolling:
+            scores[PERPLEXITY] = nats
         metric = next((name for name, one in scores.items() if one.kind == "yes-no"), None)
         rights: Sequence[bool | None] = [None] * len(self.items)
         if metric is not None:

@@ -89,6 +89,33 @@ def test_movement_of_the_same_model_is_limited_in_both_directions(
     assert compare(*sides, TERMS).judged is Outcome.PASS
 
 
+def test_the_interval_of_a_movement_decides_and_shows_why() -> None:
+    """One test: an interval on one side of the margin is decided, also beside other tasks and measures."""
+    outcomes = set()
+    for moved in (0.00007, 0.00009, 0.000096, 0.0001, 0.000106, 0.00012, 0.00015):
+        rng = random.Random(5)  # noqa: S311 - reproducible
+        tasks = [
+            replace(with_log_probabilities([-1.0] * 200), name=name) for name in ("a", "b", "c")
+        ]
+        now = [
+            replace(with_log_probabilities([-1 + rng.gauss(0, moved) for _ in range(200)]), name=n)
+            for n in ("a", "b", "c")
+        ]
+        found = compare(
+            evaluation(*tasks), evaluation(*now), TERMS.model_copy(update={"movement": 0.0001})
+        )
+        for one in (one for part in found.tasks for one in part.measures):
+            if one.name != "movement":
+                continue
+            outcomes.add(one.judged)
+            words = measure_in_words(one)
+            low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", words)[0]
+            assert (one.judged is Outcome.FAIL) == (float(low) > 0.0001), words
+            assert (one.judged is Outcome.PASS) == (float(high) < 0.0001), words
+            assert (" would" in words) <= (one.candidate < one.margin), words
+    assert outcomes == set(Outcome)
+
+
 @pytest.mark.parametrize(
     ("update", "is_judged"),
     [
@@ -448,7 +475,7 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
     verdict, _ = verdict_of(found)
     assert found.judged is verdict.verdict is Outcome.NOT_COMPARED
     reason = "only the base has this task: the candidate is not compared with it"
-    assert (verdict.levels["mmlu"].reason, verdict.unmatched.expected) == (reason, ["mmlu"])
+    assert verdict.levels["mmlu"].reason == reason
     for text in (comparison_as_markdown(found), comparison_as_json(found)):
         assert reason in text
     assert compare(base, evaluation(FEWER), TERMS).judged is Outcome.FAIL
@@ -598,5 +625,22 @@ def test_perplexity_is_named_for_its_numbers() -> None:
     side = evaluation(task(items, scores={"perplexity": values}))
     (measure,) = compare(side, side, TERMS).tasks[0].measures
     assert measure_in_words(measure).startswith(
-        "perplexity (log-likelihood, nats per byte) -1.5000 -> -1.5000, "
+        "log-likelihood (nats per byte) -1.5000 -> -1.5000, "
     )
+
+
+def test_perplexity_and_log_probability_of_whole_texts_are_one_measure() -> None:
+    """The perplexity weights each text by its length: it replaces the mean over texts."""
+    values = Score(kind="nats per byte", values=(-1.5,) * 400)
+    items = [item(n, None, -1.4) for n in range(400)]
+    texts = replace(
+        task(items, scores={"perplexity": values}),
+        asked={"output_type": "loglikelihood_rolling"},
+    )
+    side = evaluation(texts)
+    (measure,) = compare(side, side, TERMS).tasks[0].measures
+    assert (measure.name, measure.base) == ("log-probability", -1.5)
+    for name in ("log-probability", "perplexity", "bits_per_byte"):
+        chosen = TERMS.model_copy(update={"metrics": {"sums": (name,)}})
+        (measure,) = compare(side, side, chosen).tasks[0].measures
+        assert (measure.name, measure.base) == ("log-probability", -1.5)

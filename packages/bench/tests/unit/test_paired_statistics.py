@@ -81,12 +81,13 @@ def test_score_test_matches_the_published_example() -> None:
 def test_bounds_match_the_published_table(
     lost: int, gained: int, num: int, expected: tuple[float, float]
 ) -> None:
-    assert answers(lost, gained, num).interval(0.95) == pytest.approx(expected, abs=5e-5)
+    found = answers(lost, gained, num)
+    assert (found.lower_bound(0.025), found.upper_bound(0.025)) == pytest.approx(expected, abs=5e-5)
 
 
 def test_bound_agrees_with_the_test() -> None:
     differences = answers(7, 4, 300)
-    low, high = differences.interval(0.9)
+    low, high = differences.lower_bound(0.05), differences.upper_bound(0.05)
     assert p_not_inferior(differences, -low) == pytest.approx(0.05, abs=1e-4)
     assert low < differences.mean < high
 
@@ -100,7 +101,8 @@ def test_equal_numbers_are_certain_after_a_few_items() -> None:
     # A loss of twice the margin has a chance of 1/2: one standard error for each item, z = √n.
     assert p_not_inferior(Differences.of([0.0] * 4), 0.01) == pytest.approx(0.0228, abs=1e-4)
     assert p_not_inferior(Differences.of([0.0]), 0.01) > 0.1
-    assert Differences.of([0.0] * 9).interval(0.9) == (0.0, 0.0)
+    nothing = Differences.of([0.0] * 9)
+    assert (nothing.lower_bound(0.05), nothing.upper_bound(0.05)) == (0.0, 0.0)
 
 
 def test_repeated_items_of_a_cluster_do_not_add_evidence() -> None:

@@ -97,7 +97,15 @@ def judge_tunings(
         model={"name": ", ".join(dict.fromkeys(one.record.model for one in tunings))},
         reference={"run": "the model before tuning" if baseline is None else "the baseline"},
         candidate={"run": ", ".join(dict.fromkeys(one.record.recipe.run for one in tunings))},
-        notes=[note for tuning in tunings for note in _notes(tuning)],
+        notes=[
+            # The message gives the reasons of all other levels.
+            *(
+                f"{n}: {one.level.reason}"
+                for n, one in levels.items()
+                if one.level.verdict is Outcome.PASS
+            ),
+            *(note for tuning in tunings for note in _notes(tuning)),
+        ],
         compared_unit="losses",
         headline=_headline(levels, has_baseline=baseline is not None),
         unmatched=Unmatched(expected=not_compared),
@@ -206,14 +214,7 @@ def _notes(tuning: Tuning) -> list[str]:
     record = tuning.record
     tokens = sum(one.tokens for one in tuning.losses)
     seconds = sum(one.seconds for one in tuning.losses)
-    changes = ", ".join(
-        f"{source} {_perplexity(fmean(before))} -> {_perplexity(fmean(record.end.held_out[source]))}"
-        for source, before in record.start.held_out.items()
-    )
-    return [
-        f"{record.title}: perplexity per token on held-out text: {changes}",
-        f"{record.title}: {tokens:,} tokens in {seconds:.0f} s",
-    ]
+    return [f"{record.title}: {tokens:,} tokens in {seconds:.0f} s"]
 
 
 def _row(level: str, part: HeldOutPart) -> Measurement:

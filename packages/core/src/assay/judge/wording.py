@@ -81,16 +81,20 @@ class DiagnosisEntry(Record):
 @cache
 def load_diagnoses() -> dict[str, DiagnosisEntry]:
     """Load all diagnoses, by name."""
-    entries = read_toml(Path(__file__).with_name("diagnoses.toml"))
+    return _load("diagnoses.toml")
+
+
+def _load(file: str) -> dict[str, DiagnosisEntry]:
+    entries = read_toml(Path(__file__).with_name(file))
     return {name: DiagnosisEntry.model_validate(entry) for name, entry in entries.items()}
 
 
 def find_diagnosis(name: str) -> DiagnosisEntry:
-    """Return the entry of diagnosis `name`.
+    """Return the entry of diagnosis `name`, or of another word of messages (terms.toml).
 
     Raises: UsageError for an unknown name, with the nearest one.
     """
-    diagnoses = load_diagnoses()
+    diagnoses = load_diagnoses() | _load("terms.toml")
     if name in diagnoses:
         return diagnoses[name]
     near = difflib.get_close_matches(name, diagnoses, n=1)

@@ -1,6 +1,7 @@
 """Reports as JUnit XML, which CI systems show as tests.
 
-A suite is a run, and a test is one of its levels. NOT_COMPARED is an error, never a skipped test: many
+A suite is a run, and a test is one of its levels; a test for the whole verdict is added if no level shows its outcome.
+A level that failed has the message of the verdict. NOT_COMPARED is an error, never a skipped test: many
 readers count a skipped test as a pass.
 """
 
@@ -25,7 +26,8 @@ class Case:
     message: str = ""
     """The problem in one line."""
     details: str = ""
-    seconds: float = 0.0
+    seconds: float | None = None
+    """None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,13 @@ def render_junit(suites: Iterable[Suite]) -> str:
 
 
 def make_suite(report: Report, name: str) -> Suite:
-    """Make the suite of a run: a case for its verdict, and one for each level."""
+    """Make the suite of a run: a case for each level, and one for a verdict that no level shows."""
     verdict, words = report.verdict, report.explanation
-    whole = Case("verdict", _PROBLEMS[verdict.verdict], one_line(words.headline), words.message)
-    return Suite(name, [whole, *map(_make_case, report.ladder)])
+    problem = _PROBLEMS[verdict.verdict]
+    whole = Case("verdict", problem, one_line(words.headline), words.message)
+    cases = [_make_case(rung, whole) for rung in report.ladder]
+    shown = problem in [case.problem for case in cases]
+    return Suite(name, cases if shown else [whole, *cases])
 
 
 _PROBLEMS: dict[Outcome, Problem | None] = {
@@ -67,15 +72,18 @@ _PROBLEMS: dict[Outcome, Problem | None] = {
 }  # fmt: skip
 
 
-def _make_case(rung: LadderRung) -> Case:
+def _make_case(rung: LadderRung, whole: Case) -> Case:
     cells, outcome = rung.cells, rung.level.verdict
     problem: Problem | None = _PROBLEMS[outcome] if outcome else "skipped"
+    if problem in ("failure", "error"):
+        return Case(cells["level"], problem, rung.reason or whole.message, whole.details)
     return Case(cells["level"], problem, cells["worst"] if problem else "")
 
 
 def _render_case(suite: Suite, case: Case) -> ET.Element:
     names = {"classname": _as_xml(one_line(suite.name)), "name": _as_xml(one_line(case.name))}
-    element = ET.Element("testcase", names, time=f"{case.seconds:.3f}")
+    time = {} if case.seconds is None else {"time": f"{case.seconds:.3f}"}
+    element = ET.Element("testcase", names | time)
     if case.problem:
         message = _as_xml(one_line(case.message))
         problem = ET.SubElement(element, case.problem, message=message)

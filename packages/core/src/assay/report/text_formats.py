@@ -40,6 +40,8 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
     """Print one line for each of several runs, and `html`, the path of their index."""
+    if not console.is_terminal:
+        console.width = _UNLIMITED
     verdicts = [report.verdict.verdict for report in reports]
     console.print(Text(describe_counts(verdicts)))
     console.print(_table([report.index_cells for report in reports], verdicts))
@@ -59,8 +61,7 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text("")
         # The sentences above give the reasons.
         cells = [
-            rung.cells
-            | ({"worst": rung.error} if rung.error and rung.reason in words.message else {})
+            rung.cells | ({"worst": rung.error} if rung.reason in words.message else {})
             for rung in report.ladder
         ]
         yield _indented(_table(cells, verdicts))
@@ -89,18 +90,17 @@ def _title(title: str, outcome: Outcome) -> Text:
 
 
 def _table(lines: list[dict[str, str]], verdicts: Iterable[Outcome | None] = ()) -> Table:
-    """Return lines of cells as a table. verdicts: of the lines, where they have one."""
+    """Return lines of cells as a table, without empty columns. verdicts: of the lines, where they have one."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in lines[0]:
+    columns = [name for name in lines[0] if any(line[name] for line in lines)]
+    for column in columns:
         if column in NUMERIC_COLUMNS:
             table.add_column(column, no_wrap=True, justify="right")
         else:
             table.add_column(column, no_wrap=column in _WORDS, overflow="fold")
     for line, verdict in zip_longest(lines, verdicts):
         style = _STYLES[verdict] if verdict else "dim"
-        table.add_row(
-            *(Text(text, style if name == "verdict" else "") for name, text in line.items())
-        )
+        table.add_row(*(Text(line[name], style if name == "verdict" else "") for name in columns))
     return table
 
 

@@ -65,6 +65,11 @@ def test_nan_beside_a_limit_is_printed() -> None:
     assert format_against(math.nan, 3.0) == ("nan", "3.0")
 
 
+def test_words_of_messages_are_explained_and_are_not_diagnoses() -> None:
+    assert describe_diagnosis("underpowered").startswith("underpowered (NOT_COMPARED): too few")
+    assert "underpowered" not in load_diagnoses()
+
+
 PASSING = {"near-tie", "representation-difference", "below-resolution"}
 
 

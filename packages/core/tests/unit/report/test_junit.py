@@ -26,15 +26,15 @@ def problems_of(suite: Suite) -> dict[str, str]:
     return {case.attrib["name"]: case[0].tag if len(case) else "passed" for case in cases}
 
 
-def test_a_failed_run_is_a_failed_test_for_its_verdict_and_its_level(tmp_path: Path) -> None:
+def test_a_failed_level_is_one_failed_test_with_the_message_of_the_verdict(tmp_path: Path) -> None:
     suite = make_suite(read_report(write_sample(tmp_path, Sample())), "box.generate")
     assert problems_of(suite) == {
-        "verdict": "failure", "inputs": "passed", "tokens": "passed", "logits": "passed",
+        "inputs": "passed", "tokens": "passed", "logits": "passed",
         "modules": "failure", "sampler": "skipped",
     }  # fmt: skip
     (element,) = parse(suite)
     counted = {name: element.attrib[name] for name in ("tests", "failures", "errors", "skipped")}
-    assert counted == {"tests": "6", "failures": "2", "errors": "0", "skipped": "1"}
+    assert counted == {"tests": "5", "failures": "1", "errors": "0", "skipped": "1"}
     failure = element.find("testcase/failure")
     assert failure is not None
     assert "model.layers.2.mlp.down_proj" in failure.attrib["message"]
@@ -57,7 +57,18 @@ def test_what_was_not_compared_is_an_error(tmp_path: Path) -> None:
     changed = verdict.model_copy(update={"verdict": Outcome.NOT_COMPARED, "levels": levels})
     write_sample_verdict(changed, tmp_path)
     found = problems_of(make_suite(read_report(tmp_path), "a"))
-    assert (found["verdict"], found["logits"], found["tokens"]) == ("error", "error", "passed")
+    assert (found["logits"], found["tokens"]) == ("error", "passed")
+    assert "verdict" not in found
+
+
+def test_an_outcome_that_no_level_has_is_a_test_of_its_own(tmp_path: Path) -> None:
+    write_sample(tmp_path, Sample(faulty_module=None))
+    verdict = sample_verdict(Sample(faulty_module=None))
+    # Modules that never ran forbid PASS, whatever the levels say.
+    changed = verdict.model_copy(update={"verdict": Outcome.NOT_COMPARED})
+    write_sample_verdict(changed, tmp_path)
+    found = problems_of(make_suite(read_report(tmp_path), "a"))
+    assert (found["verdict"], found["modules"]) == ("error", "passed")
 
 
 @pytest.mark.parametrize("text", ["<b>&\"'", "a\x00b\x1b[2J", "]]>", "a\ufffeb"])
@@ -66,3 +77,4 @@ def test_foreign_text_stays_text(tmp_path: Path, text: str) -> None:
     cases = list(parse(whole, Suite("b", [Case(text, "error", text, text, 1.5)])).iter("testcase"))
     assert len(cases) == len(whole.cases) + 1
     assert cases[-1].attrib["time"] == "1.500"
+    assert "time" not in cases[0].attrib  # nothing measured it
