@@ -59,7 +59,7 @@ STATISTICS: dict[str, StatisticEntry] = {
         "systematic error of the worst channel", of_stages=True, is_systematic=True
     ),
     "replay-row-slope": StatisticEntry(
-        "wrong scale of single rows", of_stages=True, is_systematic=True
+        "scale error of single rows", of_stages=True, is_systematic=True
     ),
     "replay-share": StatisticEntry(
         "share of wrongly rounded elements", of_stages=True, is_systematic=True

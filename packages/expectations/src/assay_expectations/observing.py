@@ -437,6 +437,8 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
     with progress.step(f"loading {options.model} on {options.run}"):
         run = parse_run(options.run)
         candidate = open_candidate(options.model, run, options.settings, options.prompts)
+    for note in candidate.side.loaded.notes:
+        progress.note(note)
     device, machine = candidate.side.device, candidate.key.machine
     signed = capture_signature(options.model, candidate, progress)
     signature = signed.signature

@@ -14,7 +14,7 @@ from assay.output.streams import print_error, print_text, print_warning_command
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Plan the jobs of GitHub events, and set up the machines that run them.",
+    help="Plan jobs of GitHub events, and set up machines for them.",
 )
 
 _Root = Annotated[Path, Option("A checkout of assay.", "DIR")]

@@ -296,7 +296,7 @@ def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> 
 
 
 app = typer.Typer(
-    no_args_is_help=True, help="Train a few steps through setup, checkpoint, teardown and resume."
+    no_args_is_help=True, help="Train a few steps through setup, checkpoint and resume."
 )
 app.command(cls=GroupedCommand)(plan)
 app.command(cls=GroupedCommand)(run)

@@ -1,6 +1,6 @@
 """All commands: those of assay, and those of other packages under the entry points `assay.commands`.
 
-Importing this module imports no torch. `assay --help` lists the commands in the order of this file.
+Importing this module imports no torch.
 """
 
 import functools
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from assay.api import checks
 from assay.api.options import Option
@@ -40,8 +41,24 @@ _EXIT_CODES = """
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
 """
 
+# The commands in the order of help, the usual ones first. Others follow.
+_ORDER = (
+    "check", "capture", "compare", "reproduce", "report", "explain", "smoke", "expect", "bench", "ci",
+)  # fmt: skip
+
+
+class _OrderedGroup(TyperGroup):
+    """Lists the usual commands first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - a class of typer's own click
+        """Return the names of all commands."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+
 app = typer.Typer(
     name="assay",
+    cls=_OrderedGroup,
     help="Does this model train and generate on this accelerator as it does on the reference?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -121,7 +138,7 @@ app.command("capture", cls=CaptureCommand)(capture)
 app.command("compare", cls=GroupedCommand)(
     derive_command(
         checks.compare,
-        """Compare two dumps on disk: are they the same, and if not, where do they differ first?
+        """Compare two dumps on disk: where do they first differ?
 
     Each is a folder or file of any supported tool, or a model folder, which may be quantized. No model runs
     unless --model is given.
@@ -142,7 +159,7 @@ def inspect(
     as_format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,
     as_json: Annotated[bool, Option("Print JSON.")] = False,
 ) -> None:
-    """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing or damaged.
+    """List what a dump holds, and what is missing or damaged in it.
 
     Example: assay inspect dump/golden
 
@@ -262,7 +279,7 @@ def devices(
     ] = None,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show the devices of this machine, and for each vendor what is missing.
+    """Show the devices of this machine, and what each vendor needs.
 
     A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16. VERIFIED is what its adapter
     was run on; others were tried on a stand-in of the maker's software alone.
@@ -336,7 +353,7 @@ def selftest(
     max_new_tokens: Annotated[int, Option("Tokens to generate for each prompt.", minimum=1)] = 16,
     output: Annotated[Path | None, Option("Default: runs/<time>-selftest.", "DIR")] = None,
 ) -> None:
-    """Check a small model here, then plant a fault, which the check has to find.
+    """Check a small model here, and find a fault planted in it.
 
     Example: assay selftest --candidate cuda:1/float16
 
@@ -383,7 +400,7 @@ def report(
         bool, Option("Print the verdict, or a list of them, and nothing else.")
     ] = False,
 ) -> None:
-    """Draw the report of finished runs again; several runs get an index in one file.
+    """Draw the report of a finished run again, or of several runs.
 
     The exit code is that of the worst verdict.
     """
@@ -420,7 +437,7 @@ def explain(
         str | None, Option("A diagnosis of verdict.json; without it, all are listed.")
     ] = None,
 ) -> None:
-    """Say what a diagnosis means, what usually causes it, and what to do next."""
+    """Say what a diagnosis means, its usual causes, and what to do."""
     from rich.text import Text
 
     from assay.judge.wording import describe_diagnosis, list_diagnoses

@@ -76,7 +76,7 @@ def capture(  # noqa: PLR0913 - one for each option
     trust_remote_code: TrustRemoteCode = False,
     **inputs: Any,  # noqa: ANN401 - the options of `input_options`
 ) -> None:
-    """Record MODEL on a trusted device as a golden, or the models of any COMMAND as a trace.
+    """Record a model as a golden, or a command's models as a trace.
 
     Example: assay capture micro:llama --run cpu/float32 --output golden --noise-for bfloat16
 

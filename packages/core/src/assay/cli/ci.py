@@ -49,7 +49,7 @@ def init(
     yes: Annotated[bool, Option("Do not ask before writing.")] = False,
     root: Annotated[Path, Option("The repository.", "DIR")] = Path(),
 ) -> None:
-    """Let a repository check its models and its trainer in its CI: assay.toml and two workflows.
+    """Write assay.toml and two workflows that check a trainer.
 
     Nothing else is touched, and no existing file is replaced.
 

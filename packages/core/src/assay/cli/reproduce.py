@@ -52,7 +52,7 @@ def reproduce(
     with_text: Annotated[bool, Option("The tensors may hold tokens of your --prompts.")] = False,
     output: Annotated[Path | None, Option("Default: RUN/reproduce.", "DIR")] = None,
 ) -> None:
-    """Write a folder that shows the error of a failed run with torch alone.
+    """Write a script that shows a run's error with torch alone.
 
     Example: assay reproduce runs/2026-11-02-check-generate
 

@@ -4,6 +4,7 @@ It never judges, because a setup function may have patched anything in this proc
 """
 
 import inspect
+import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -118,7 +119,8 @@ def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
         if expected != actual:
             raise UsageError(
                 f"the golden is of another model: its {what} (of {golden.model.name}) have the"
-                f" hash {expected}, those of {loaded.source.reference} have {actual}"
+                f" hash {expected}, those of {loaded.source.reference} have {actual}; to see what differs: assay"
+                f" compare {shlex.join([golden.model.name, loaded.source.reference])}"
             )
 
 

@@ -181,7 +181,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         notes=notes,
         coverage=coverage,
         different_weights=evidence.report.weights_different,
-        model=evidence.golden.model.model_dump(),
+        model=evidence.golden.model.model_dump() | {"name": evidence.check.model},
         reference=evidence.golden.reference | {"yardstick": evidence.section.entry.yardstick_dtype},
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         first_bad_token=first_bad,

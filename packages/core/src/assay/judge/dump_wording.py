@@ -111,7 +111,7 @@ def headline_of_agreement(compared: int, missing: list[str], norms: int, seen: s
     if not missing:
         what = "The norms of the dumps agree" if norms else "The dumps agree"
         tensors = f"{'all ' if compared > 1 else ''}{format_count(compared, 'tensor')}"
-        return f"{what} in {tensors}{f': {seen}' if seen else ''}."
+        return f"{what} in {tensors}{f'; {seen}' if seen else ''}."
     count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
     tensors = format_count(compared, "tensor")
     others = f" Of the others, {seen}." if seen else ""

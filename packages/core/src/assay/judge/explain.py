@@ -205,6 +205,8 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     if verdict.headline:
         headline = verdict.headline
         details = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
+        if verdict.diagnosis:
+            details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
@@ -221,7 +223,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         one_line(headline),
         tuple(one_line(detail) for detail in details),
         f"assay explain {verdict.diagnosis}"
-        if verdict.verdict is Outcome.FAIL and verdict.diagnosis and not verdict.headline
+        if verdict.verdict is Outcome.FAIL and verdict.diagnosis
         else None,
     )
 

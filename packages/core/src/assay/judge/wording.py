@@ -195,7 +195,7 @@ READ_MEASUREMENTS = (
 TIE_WITH_OTHER_LOGITS = "another token at a near tie; the logits differ, which decides"
 # Smaller errors are not written in percent.
 LEAST_PERCENT = 1e-3
-SEEN = "an error of any form above it is seen; systematic errors are seen far below"
+SEEN = "every larger error is seen; a systematic one is seen even when it is much smaller"
 BLIND_PLACE = "at the place with the most noise, even zeros would agree"
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, with the reference's inputs injected into "
@@ -337,16 +337,18 @@ def describe_error(statistic: str, error: float | None) -> str:
 
 
 def describe_seen(rows: Sequence[Measurement]) -> str:
-    """State the relative error that no place exceeds, at the row of coarsest resolution; "" without rows."""
+    """State the relative error that would be seen at the place of coarsest resolution; "" without rows."""
     row = max(rows, key=lambda one: one.resolution, default=None)
     if row is None or not row.resolution:
         return ""
+    if all(one.actual == 0 for one in rows):
+        return "every value is equal"
     where = f"{one_line(row.module) or '(model)'}, {row.level}"
     if row.resolution >= 1:
         return f"{BLIND_PLACE} ({where})"
     percent = row.resolution >= LEAST_PERCENT
     shown = f"{format_number(100 * row.resolution)} %" if percent else format_number(row.resolution)
-    return f"none differs by more than {shown} ({where})"
+    return f"a difference above {shown} would be seen everywhere (coarsest: {where})"
 
 
 def describe_judged(ratio: float, limit: float) -> str:

@@ -225,7 +225,9 @@ def _describe(
         bos_token_id=getattr(config, "bos_token_id", None),
         remote_code=remote_code,
     )
-    is_raw = tokenizing.kind == "bytes" and source.kind != "micro"
+    notes = list(_name_unused_code(module, remote_code))
+    if tokenizing.kind == "bytes" and source.kind != "micro":
+        notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
     eos_token_ids = _eos_token_ids(module, config)
     return LoadedModel(
         model=module,
@@ -246,8 +248,20 @@ def _describe(
         decoder_start=_decoder_start(module),
         media_input=_media_input(module),
         image_token_id=_image_token_id(module.config),
-        notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
+        notes=tuple(notes),
     )
+
+
+def _name_unused_code(module: Any, remote_code: RemoteCode) -> Iterator[str]:  # noqa: ANN401 - as `_describe`
+    """Say that code which config.json names did not run. transformers then runs its own class without a word."""
+    named = getattr(module.config, "auto_map", None) or {}
+    codes = {str(code) for name, code in named.items() if name.startswith("AutoModel")}
+    if codes and remote_code == "refuse":
+        files = {f"{code.rpartition('--')[2].partition('.')[0]}.py" for code in codes}
+        yield (
+            f"{name_some(sorted(files))} of the model did not run: {type(module).__name__} of transformers ran"
+            " instead; --trust-remote-code runs the model's own code"
+        )
 
 
 def add_biases_last(model: nn.Module) -> None:

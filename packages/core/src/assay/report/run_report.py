@@ -82,7 +82,7 @@ class LadderRung:
             if row is None or self.is_tie
             else describe_judged(row.ratio, row.limit or 0.0),
             "resolution": format_number(self.coarsest.resolution) if self.coarsest else "",
-            "worst": self.reason or (TIE_WITH_OTHER_LOGITS if self.is_tie else self.error),
+            "worst": self.reason or self.error,
         }
 
     @property
@@ -106,6 +106,8 @@ class LadderRung:
     @property
     def error(self) -> str:
         """Return the worst error; "" if nothing was measured."""
+        if self.is_tie:
+            return TIE_WITH_OTHER_LOGITS
         return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
 
     @property

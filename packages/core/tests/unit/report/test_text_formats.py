@@ -90,8 +90,8 @@ def test_failure_is_printed_whole() -> None:
         "  lm_head (forward, step 0)                  systematic error by size of the value"
         "       5.2x / 5.0x\n"
         f"{'':45}1.46e-2\n"
-        "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): an error of any form above"
-        " it is seen; systematic errors are seen far below\n"
+        "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): every larger error is seen;"
+        " a systematic one is seen even when it is much smaller\n"
         "report: runs/0412/report.html\n"
     )
 
@@ -115,7 +115,7 @@ def test_pass_is_short_and_states_its_resolution() -> None:
         "  not run: sampler: greedy decoding has no sampler\n"
         "  worst at (model): relative error 3.67e-3 = 1.31x the bfloat16 noise of the same "
         "module (limit 3.0x, calibrated on 312 clean runs)\n"
-        "  resolution 8.4e-3 (modules, at (model)): an error of any form above it is seen; systematic errors are seen far below\n"
+        "  resolution 8.4e-3 (modules, at (model)): every larger error is seen; a systematic one is seen even when it is much smaller\n"
         "report: runs/0412/report.html\n"
     )
 
@@ -236,8 +236,8 @@ def test_failure_is_summarised_whole() -> None:
         "| lm_head (forward, step 0) | systematic error by size of the value 1.46e-2"
         " | 5.2x / 5.0x |\n"
         "\n"
-        "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): an error of any form above"
-        " it is seen; systematic errors are seen far below\n"
+        "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): every larger error is seen;"
+        " a systematic one is seen even when it is much smaller\n"
         "\n"
         "To repeat it:\n"
         "\n"
@@ -279,7 +279,7 @@ def test_pass_is_summarised_whole() -> None:
         "```text\n"
         "The candidate agrees with the reference.\n"
         "  compared 4 tensor pairs (tokens 4)\n"
-        "  resolution 8.4e-3: an error of any form above it is seen; systematic errors are seen far below\n"
+        "  resolution 8.4e-3: every larger error is seen; a systematic one is seen even when it is much smaller\n"
         "```\n"
         "\n"
         "| level | verdict | compared | ratio / limit | resolution | worst |\n"

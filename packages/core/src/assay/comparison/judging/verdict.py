@@ -325,7 +325,7 @@ def _judge_inputs(found: Findings) -> LevelResult:
     if tokens.different_prompts:
         return _fail_ids(tokens.num_prompt_tokens, tokens.different_prompts, "prompts differ")
     if not tokens.num_prompt_tokens:
-        return not_run("the dumps do not both hold token ids")
+        return not_run("no tensor of both dumps is named as the ids of a prompt")
     return passed(tokens.num_prompt_tokens)
 
 

@@ -219,6 +219,7 @@ class NoiseTrainer(TrustedTrainer):
             remote_code=self.plan.remote_code,
         )
         self.load_report = inspect_load(loaded, self.plan.remote_code).report
+        self.load_report.notes += loaded.notes
         return loaded.model
 
     def computing(self) -> AbstractContextManager[Any]:

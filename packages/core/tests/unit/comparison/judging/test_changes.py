@@ -302,8 +302,12 @@ def test_a_head_is_compared_with_the_embedding_that_it_shares_on_the_other_side(
     table = random(16, 12)
     shared, own = with_head(table, is_shared=True), with_head(table, is_shared=False)
     wrong = with_head(1.1 * table, is_shared=False)
-    assert headline(shared, own).startswith("The dumps agree in all 6 tensors: none differs")
-    assert headline(own, shared).startswith("The dumps agree in all 6 tensors: none differs")
+    assert headline(shared, own).startswith(
+        "The dumps agree in all 6 tensors; every value is equal."
+    )
+    assert headline(own, shared).startswith(
+        "The dumps agree in all 6 tensors; every value is equal."
+    )
     for expected, actual, factor in ((shared, wrong, "1.1"), (wrong, shared, "0.9091")):
         found = headline(expected, actual)
         assert found.startswith("lm_head.weight differs in 192 of 192 values")
