@@ -39,6 +39,7 @@ html_css_files = ["site.css"]
 myst_heading_anchors = 4
 smartquotes_action = "D"  # dashes, and no curly quotes: they are copied into commands
 default_role = "code"
+highlight_language = "text"  # of blocks without a language: outputs
 autodoc_typehints = "none"  # `describe_options` writes what the annotations of options say
 autodoc_member_order = "bysource"
 
@@ -51,6 +52,8 @@ _PAGE_OF_MACHINES = "runners/README"
 _GENERATED = [f"/{_PAGE_OF_COMMANDS}", "/docs/site/api"]
 _OPTION = re.compile(r"(?<![`-])--[\w-]+")
 _FIELD = re.compile(r":param (\w+): (.+)")
+_TEXT_BLOCK = '<div class="highlight-text notranslate"><div class="highlight"><pre>'
+_OUTPUT = re.compile(f"(?<={_TEXT_BLOCK})<span></span>(.*?)\n(?=</pre>)", re.DOTALL)
 
 
 def setup(app: Sphinx) -> None:
@@ -61,6 +64,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", describe_call, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", describe_options, priority=600)
     app.connect("autodoc-process-signature", omit_constructor)
+    app.connect("html-page-context", split_outputs)
     app.connect("build-finished", name_first_page)
 
 
@@ -161,6 +165,16 @@ def describe_options(
 def omit_constructor(_: Sphinx, kind: str, *__: object) -> tuple[str, None] | None:
     """Hide how a class is made that assay makes itself."""
     return ("", None) if kind == "class" else None
+
+
+def split_outputs(_: Sphinx, __: str, ___: str, context: dict[str, Any], ____: object) -> None:
+    """Make an element of each line of terminal output, so that what is wrapped is indented."""
+    if "body" in context:
+        context["body"] = _OUTPUT.sub(_split_output, context["body"])
+
+
+def _split_output(output: re.Match[str]) -> str:
+    return "".join(f'<span class="line">{line or " "}</span>' for line in output[1].split("\n"))
 
 
 def name_first_page(app: Sphinx, error: Exception | None) -> None:

@@ -37,6 +37,8 @@ def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
     for name in ("check generate", "smoke run", "bench compare", "ci plan", "runners verify"):
         assert f"Usage: assay {name} " in commands
     assert (tmp_path / "runners/cpu/README.html").is_file()
+    compare = (tmp_path / "docs/compare.html").read_text(encoding="utf-8")
+    assert '<span class="line">✗ FAIL: mine against golden</span>' in compare
     loaded = re.compile(r"""(?:<(?:script|link|img)[^>]+(?:src|href)=|import \w+ from )"https?:""")
     for page in tmp_path.rglob("*.html"):
         assert not loaded.search(page.read_text(encoding="utf-8")), f"{page} needs a network"
