@@ -47,7 +47,8 @@ Candidate = Annotated[
 Prompts = Annotated[
     str | Path | None,
     Option(
-        'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.',
+        'One prompt a line: {"prompt": TEXT}, {"prompt": TEXT, "images": [FILE, ...]}, {"ids": [...]} or'
+        ' {"messages": [...]}.',
         "FILE.jsonl",
         group="Inputs",
     ),

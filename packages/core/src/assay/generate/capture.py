@@ -15,6 +15,7 @@ from assay.generate.golden import (
     LOAD,
     LOGITS,
     MANIFEST,
+    MEDIA,
     NOISE,
     NOISE_PREFIX,
     OUTPUTS,
@@ -223,6 +224,8 @@ class _Capture:
         """Generate freely, then record every module with these tokens forced."""
         records = self.spec.level == "module"
         self.writer.attach_json("inputs", self.plan.to_json())
+        if self.plan.tensors:
+            self.writer.attach(MEDIA, self.plan.tensors)
         if records:
             with self.progress.step("testing if one call records a whole text"):
                 self.texts = with_whole_texts(side, self.works, self.progress)

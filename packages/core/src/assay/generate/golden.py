@@ -42,6 +42,8 @@ LOGITS = "logits"
 OUTPUTS, NOISE_PREFIX = "outputs", "noise-"
 # Attachments of measurements: of the noise run in a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
+# Attachment of the tensors that a processor made of images.
+MEDIA = "media"
 # Attachment of the reference's load report.
 LOAD = "load"
 # Attachment of the model usage, in a golden and in a candidate's trace.
@@ -118,7 +120,8 @@ class GoldenSection:
                 f" with --noise-for {dtype}"
             )
         trace = Trace.open(folder / dtype)
-        plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
+        tensors = trace.attachment(MEDIA) if MEDIA in trace.attachments else {}
+        plan = InputPlan.from_json(trace.attachment_json("inputs"), tensors)  # type: ignore[arg-type]
         boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
         return cls(golden, dtype, trace, StepwiseTrace.open(trace), plan.batches, boundary)
 

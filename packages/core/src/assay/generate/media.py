@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +14,70 @@ from torch import nn
 from assay.errors import UsageError
 from assay.generate.generation_loop import generate, model_inputs
 from assay.inputs import (
+    LONG_LENGTH,
     Batch,
     InsertedImage,
     Media,
     ModelLimits,
+    Prompt,
+    PromptLine,
     insert_images,
     join_media,
     limits_of,
 )
 from assay.models import LoadedModel
 from assay.models.config_files import first_line
+from assay.models.image_processing import (
+    EncodedText,
+    ImageProcessing,
+    draw_image,
+    load_image_processing,
+)
 
 # Samples of a sound: a quarter of a second at 16 kHz. Frames of a spectrogram: a second.
 _NUM_SAMPLES, _NUM_FRAMES = 4000, 100
 
 
-def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
+def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
+    """Return the processor of a model that reads images in texts, or why there is none."""
+    if loaded.image_token_id is None:
+        return f"{type(loaded.model).__name__} reads no images in texts"
+    try:
+        return load_image_processing(loaded.source, loaded.image_token_id)
+    except Exception as error:  # noqa: BLE001 - code of a processor, or a package that it lacks
+        return f"the model's processor cannot be used: {first_line(error)}"
+
+
+def encode_images(line: PromptLine, processing: ImageProcessing | str, *, as_chat: bool) -> Prompt:
+    """Encode a line of a prompts file with its images.
+
+    processing: the model's processor, or why there is none.
+    Raises: UsageError.
+    """
+    if isinstance(processing, str):
+        raise UsageError(f"{line.where}: images cannot be read: {processing}")
+    from PIL import Image
+
+    try:
+        images = [Image.open(path).convert("RGB") for path in line.images]
+        text = processing.apply_chat(line.value, len(images)) if as_chat else line.value
+        encoded = processing.encode(text, images)
+    except Exception as error:
+        raise UsageError(f"{line.where}: images cannot be read: {first_line(error)}") from error
+    return Prompt(line.value, encoded.ids, tuple(_media_of(encoded)))
+
+
+def _media_of(encoded: EncodedText) -> Iterator[Media]:
+    for name, tensor in encoded.tensors.items():
+        yield Media.of_tensor(name, tensor, encoded.layouts[name])
+
+
+def limits_of_generation(
+    loaded: LoadedModel, processing: ImageProcessing | str = ""
+) -> ModelLimits:
     """Return the limits of the model's inputs, including those of its generation loop.
+
+    processing: makes the images of texts; a reason if the model's configuration has to do.
 
     Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
     its name in the model's outputs.
@@ -45,7 +93,7 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
             end_token_id=next(ends, None) if loaded.reads_tokens else None,
         )
     if loaded.image_token_id is not None:
-        limits = _with_images(loaded, limits, loaded.image_token_id)
+        limits = _with_images(loaded, limits, loaded.image_token_id, processing)
     if not loaded.can_generate:
         return limits
     if loaded.decoder_start:
@@ -144,7 +192,9 @@ _END = re.compile(r"(eoi|(image|vision)_end)_token_(id|index)")
 
 
 @torch.no_grad()
-def _with_images(loaded: LoadedModel, limits: ModelLimits, placeholder: int) -> ModelLimits:
+def _with_images(
+    loaded: LoadedModel, limits: ModelLimits, placeholder: int, processing: ImageProcessing | str
+) -> ModelLimits:
     """Return the limits with images for the texts, which are tried on the model in the order of likelihood.
 
     Without values (an outline), texts hold no image.
@@ -157,36 +207,91 @@ def _with_images(loaded: LoadedModel, limits: ModelLimits, placeholder: int) -> 
     seen_in = next((name for name in arguments if name == "cross_attention_mask"), "")
     limits = replace(limits, placeholders=(placeholder,), marked_in=marked_in, seen_in=seen_in)
     around = [
-        [
+        tuple(
             id_
             for name, id_ in vars(model.config).items()
             if form.fullmatch(name) and isinstance(id_, int) and 0 <= id_ < limits.vocab_size
-        ]
+        )[:1]
         for form in (_BEGIN, _END)
     ]
+    ways: list[Callable[[], Iterator[InsertedImage]]] = [
+        partial(_sized_images, model, sizes, placeholder)
+        for sizes in _likely_images(model, arguments)
+    ]
+    if isinstance(processing, ImageProcessing):
+        ways.insert(0, partial(_processed_images, processing, arguments))
     error: BaseException | None = None
-    for sizes in _likely_images(model, arguments):
-        images = []
-        for tensors in sizes:
-            try:
-                num_tokens = _count_tokens(model, tensors)
-            except Exception as raised:  # noqa: BLE001 - model code raises anything
-                error = error or raised
-            else:
-                ids = [*around[0][:1], *[placeholder] * num_tokens, *around[1][:1]]
-                images.append(InsertedImage(tensors, tuple(ids)))
-        if not images:
-            continue
-        found = replace(limits, images=tuple(images))
+    for make in ways:
         try:
+            images = tuple(_surrounded(image, *around) for image in make())
+            found = replace(limits, images=images)
             _try_images(loaded, found)
-        except Exception as raised:  # noqa: BLE001 - as above
-            error = raised.__cause__ or raised
+        except Exception as raised:  # noqa: BLE001 - code of models and processors raises anything
+            error = error or raised.__cause__ or raised
         else:
             return found
     reason = "" if error is None else f": {first_line(error)}"
     name = type(model).__name__
     return replace(limits, no_images=f"{name} takes images of a shape that is not known{reason}")
+
+
+def _surrounded(
+    image: InsertedImage, begin: tuple[int, ...], end: tuple[int, ...]
+) -> InsertedImage:
+    """Return the image between the tokens that begin and end one, unless it has them."""
+    if {*begin, *end} & {*image.ids}:
+        return image
+    marks = image.marks and (*[0] * len(begin), *image.marks, *[0] * len(end))
+    return replace(image, ids=(*begin, *image.ids, *end), marks=marks)
+
+
+# Heights and widths in pixels. Each is drawn twice, so that the images of a batch differ.
+_PIXELS = ((84, 140), (140, 84), (112, 112))
+
+
+def _processed_images(
+    processing: ImageProcessing, arguments: Mapping[str, object]
+) -> Iterator[InsertedImage]:
+    """Yield images as the processor of the model encodes them. Raises: ValueError if they take too many tokens."""
+    generator = torch.Generator().manual_seed(0)
+    around = processing.encode_text("")
+    for size in 2 * _PIXELS:
+        encoded = processing.encode(processing.token, [draw_image(generator, *size)])
+        start, stop = 0, len(encoded.ids)
+        while start < len(around) and encoded.ids[start] == around[start]:
+            start += 1
+        if rest := len(around) - start:
+            stop -= rest * (encoded.ids[-rest:] == around[start:])
+        if stop - start > LONG_LENGTH:
+            raise ValueError(f"an image takes {stop - start} tokens")
+        marks = [one[start:stop] for name, one in encoded.tensors.items() if _MARKS.fullmatch(name)]
+        yield InsertedImage(
+            tuple(
+                media
+                for media in _media_of(encoded)
+                if media.layout != "token" and media.name in arguments
+            ),
+            encoded.ids[start:stop],
+            tuple(marks[0].tolist()) if marks else (),
+        )
+
+
+def _sized_images(
+    model: nn.Module, sizes: Sequence[tuple[Media, ...]], placeholder: int
+) -> Iterator[InsertedImage]:
+    """Yield images of those sizes that the model takes. Raises: what its tower raises if it takes none."""
+    error: Exception | None = None
+    num_found = 0
+    for tensors in sizes:
+        try:
+            num_tokens = _count_tokens(model, tensors)
+        except Exception as raised:  # noqa: BLE001 - model code raises anything
+            error = error or raised
+        else:
+            num_found += 1
+            yield InsertedImage(tensors, (placeholder,) * num_tokens)
+    if error is not None and not num_found:
+        raise error
 
 
 def _count_tokens(model: Any, tensors: Sequence[Media]) -> int:  # noqa: ANN401 - as `_Settings`
@@ -212,6 +317,8 @@ def _count_tokens(model: Any, tensors: Sequence[Media]) -> int:  # noqa: ANN401 
 
 def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
     """Run the model on a text with two images next to one without. Raises: what the model raises."""
+    if not limits.images:
+        raise ValueError("no size of an image is known")
     special = {loaded.pad_token_id, *limits.placeholders}
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ not in special)
     rows = ((token,) * 4, (token,) * 3)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from assay.estimates import (
     require_disk,
 )
 from assay.generate.generation_loop import count_tokens
-from assay.generate.media import limits_of_generation
+from assay.generate.media import encode_images, find_processing, limits_of_generation
 from assay.generate.passes import steps_of_texts
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.hooks.tensors import Boundary
@@ -42,7 +43,8 @@ from assay.runs import Progress
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     """Plan the batches that `options` ask for."""
-    limits = limits_of_generation(loaded)
+    processing = find_processing(loaded)
+    limits = limits_of_generation(loaded, processing)
     prompts = None
     if options.chat and loaded.encode_chat is None:
         raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
@@ -57,6 +59,7 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
             limits,
             max_new_tokens=options.max_new_tokens,
             encode_chat=loaded.encode_chat if options.chat else None,
+            encode_images=partial(encode_images, processing=processing, as_chat=options.chat),
         )
     lengths = parse_lengths(options.prompt_length) if options.prompt_length else None
     plan_options = BatchOptions(

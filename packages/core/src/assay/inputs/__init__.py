@@ -10,6 +10,7 @@ from assay.inputs.batches import (
     Media,
     ModelLimits,
     Prompt,
+    PromptLine,
     built_in_texts,
     join_media,
     limits_of,
@@ -17,6 +18,7 @@ from assay.inputs.batches import (
     read_prompts,
 )
 from assay.inputs.planning import (
+    LONG_LENGTH,
     BatchOptions,
     LengthRange,
     describe_hard_cases,
@@ -26,7 +28,7 @@ from assay.inputs.planning import (
 )
 
 __all__ = [
-    "Batch", "BatchOptions", "InputPlan", "InsertedImage", "LengthRange", "Media", "ModelLimits", "Prompt", "built_in_texts",
+    "LONG_LENGTH", "Batch", "BatchOptions", "InputPlan", "InsertedImage", "LengthRange", "Media", "ModelLimits", "Prompt", "PromptLine", "built_in_texts",
     "describe_hard_cases", "insert_images", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

@@ -7,10 +7,10 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import xxhash
 from pydantic import TypeAdapter
@@ -42,7 +42,7 @@ class _Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A tensor of an image, a video or a sound: given whole numbers, or values made from a seed.
+    """A tensor of an image, a video or a sound: given whole numbers or values, or values made from a seed.
 
     Those values are bytes, as (byte - 128) / 64, exact in every dtype.
     """
@@ -56,14 +56,28 @@ class Media:
     """Whole numbers in place of values from the seed; one stands for all."""
     extent: tuple[int, ...] = ()
     """The part with values, before zeros of padding; empty without padding."""
+    given: Any = field(default=None, compare=False, repr=False)
+    """A tensor in place of values from the seed."""
+    digest: str = ""
+    """The hash of `given`; "" without it."""
     layout: Literal["batch", "row", "token"] = "batch"
     """What the argument has: all images of the batch, a row of them for each text, or a value for each token."""
 
+    @classmethod
+    def of_tensor(cls, name: str, tensor: "torch.Tensor", layout: Any = "batch") -> Self:  # noqa: ANN401 - a literal
+        """Return the media with the values of a tensor."""
+        content = tensor.contiguous().numpy().tobytes()
+        digest = xxhash.xxh3_128_hexdigest(content)
+        return cls(name, tuple(tensor.shape), given=tensor, digest=digest, layout=layout)
+
     @property
     def values(self) -> "torch.Tensor":
-        """Return the given numbers, or values in float32 from -2 to 2."""
+        """Return the given values, or those in float32 from -2 to 2."""
         import torch
 
+        if self.given is not None:
+            given: torch.Tensor = self.given
+            return given
         shape = self.extent or self.shape
         if self.numbers is None:
             drawn = random.Random(self.seed).randbytes(math.prod(shape))  # noqa: S311 - reproducible
@@ -83,6 +97,8 @@ class InsertedImage:
     tensors: tuple[Media, ...]
     ids: tuple[int, ...]
     """Placeholders, with the tokens that begin and end an image."""
+    marks: tuple[int, ...] = ()
+    """What `marked_in` has for `ids`; empty for 1 at placeholders."""
 
 
 def join_media(
@@ -164,7 +180,7 @@ class ModelLimits:
         if not ids:
             raise UsageError(f"{where}: the prompt is empty")
         for position, id_ in enumerate(ids):
-            if not 0 <= id_ < self.vocab_size:
+            if not 0 <= id_ < self.vocab_size and id_ not in self.placeholders:
                 raise UsageError(
                     f"{where}: token id {shorten(id_)} at position {position} is outside the"
                     f" vocabulary of {self.vocab_size}"
@@ -211,6 +227,8 @@ class Prompt:
     text: str | None
     """The whole encoded text, even if the ids were cut."""
     ids: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    """The tensors of its images."""
 
 
 @cache
@@ -227,15 +245,21 @@ class PromptLine:
     kind: str
     """Its key, one of `_KEYS`."""
     value: Any
+    images: tuple[Path, ...] = ()
+    """Files of images in the text."""
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
     """Read the lines of a JSONL file, each an object with one of the keys `_KEYS`.
 
-    `prompt` and `text` hold strings, `ids` token ids, `messages` a chat.
+    `prompt` and `text` hold strings, `ids` token ids, `messages` a chat. A string may have `images`, a list of
+    files, named from the folder of the prompts file.
     Raises: UsageError, naming file and line.
     """
-    found = [_read_line(line, f"{path}, line {number}") for number, line in read_json_lines(path)]
+    found = [
+        _read_line(line, f"{path}, line {number}", path.parent)
+        for number, line in read_json_lines(path)
+    ]
     if not found:
         raise UsageError(f"prompts {path}: the file is empty")
     return found
@@ -248,34 +272,49 @@ def load_prompts(
     *,
     max_new_tokens: int,
     encode_chat: EncodeChat | None = None,
+    encode_images: Callable[[PromptLine], Prompt] | None = None,
 ) -> list[Prompt]:
     """Read the prompts of a file in the format of `read_prompts`, and encode them.
 
     encode_chat: encode every text as a user's message with the chat template.
+    encode_images: encode a text with images; None for a model that cannot.
     Raises: UsageError, naming file and line.
     """
     prompts = []
     for line in read_prompts(path):
-        prompt = _encode_line(line, encode, encode_chat)
+        if line.images and encode_images is None:
+            raise UsageError(f"{line.where}: images need a model with a processor that reads them")
+        if line.images and encode_images is not None:
+            prompt = encode_images(line)
+        else:
+            prompt = _encode_line(line, encode, encode_chat)
         limits.check_ids(prompt.ids, max_new_tokens, line.where)
         prompts.append(prompt)
     return prompts
 
 
-def _read_line(record: Mapping[str, Any], where: str) -> PromptLine:
+def _read_line(record: Mapping[str, Any], where: str, folder: Path) -> PromptLine:
     keys = [key for key in _KEYS if key in record]
     if len(keys) != 1:
         raise UsageError(f"{where}: needs an object with one of the keys {', '.join(_KEYS)}")
     kind, value = keys[0], record[keys[0]]
+    if record.get("images") and kind in ("ids", "messages"):
+        raise UsageError(f"{where}: images go with text, not with {kind}")
     if kind == "ids":
         return PromptLine(where, kind, _as_ids(value, where))
     if kind == "messages":
         return PromptLine(where, kind, _as_messages(value, where))
     if not isinstance(value, str):
         raise UsageError(f"{where}: {kind} must be a string, not {type(value).__name__}")
-    if not value:
+    images = record.get("images", [])
+    if not isinstance(images, list) or not all(isinstance(one, str) for one in images):
+        raise UsageError(f"{where}: images must be a list of files")
+    if not value and not images:
         raise UsageError(f"{where}: the prompt is empty")
-    return PromptLine(where, kind, value)
+    files = tuple(folder / one for one in images)
+    if absent := [one for one in files if not one.is_file()]:
+        raise UsageError(f"{where}: there is no file {absent[0]}")
+    return PromptLine(where, kind, value, files)
 
 
 def _encode_line(line: PromptLine, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
@@ -404,16 +443,38 @@ class InputPlan:
     def content_hash(self) -> str:
         """Hash all inputs of the model, but no texts and notes, with XXH3-128."""
         # A golden that was captured before batches had a decoder keeps its hash.
-        known = [asdict(batch) for batch in self.batches]
+        known = self.to_json()["batches"]
         parts = [{name: part for name, part in one.items() if part != ()} for one in known]
         record = json.dumps(parts, sort_keys=True)
         return xxhash.xxh3_128_hexdigest(record.encode())
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values for `from_json`."""
-        return asdict(self)
+        """Convert to JSON values for `from_json`, without `tensors`."""
+        return asdict(_map_media(self, lambda one: replace(one, given=None)))
+
+    @property
+    def tensors(self) -> "dict[str, torch.Tensor]":
+        """Return the given tensors of all media, by digest."""
+        return {
+            one.digest: one.given
+            for batch in self.batches
+            for row in batch.media
+            for one in row
+            if one.digest
+        }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "InputPlan":
-        """Make the plan from the result of `to_json`."""
-        return TypeAdapter(cls).validate_python(record)
+    def from_json(
+        cls, record: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor] | None" = None
+    ) -> "InputPlan":
+        """Make the plan from the result of `to_json`, and its `tensors`."""
+        plan = TypeAdapter(cls).validate_python(record)
+        return _map_media(plan, lambda one: replace(one, given=(tensors or {}).get(one.digest)))
+
+
+def _map_media(plan: InputPlan, change: Callable[[Media], Media]) -> InputPlan:
+    batches = (
+        replace(batch, media=tuple(tuple(map(change, row)) for row in batch.media))
+        for batch in plan.batches
+    )
+    return replace(plan, batches=tuple(batches))

@@ -112,7 +112,8 @@ def plan_batches(
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
-        batches.append(insert_images(batch, limits, options.seed, of_rows))
+        batch = insert_images(batch, limits, options.seed, of_rows)
+        batches.append(_with_given(batch, members))
     if long_prompt is not None:
         batch = _long_batch(len(batches), len(prompts), long_prompt, limits, options.seed)
         batches.append(insert_images(batch, limits, options.seed, ((),)))
@@ -121,7 +122,17 @@ def plan_batches(
         prompts = [*prompts, long_prompt]
     if limits.no_images:
         notes.append(f"no text holds an image: {limits.no_images}")
+    prompts = [replace(prompt, media=()) for prompt in prompts]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+def _with_given(batch: Batch, prompts: Sequence[Prompt]) -> Batch:
+    """Return the batch with the media that the prompts have."""
+    if not any(prompt.media for prompt in prompts):
+        return batch
+    own = batch.media or ((),) * len(prompts)
+    media = tuple(prompt.media or one for prompt, one in zip(prompts, own, strict=True))
+    return replace(batch, media=media)
 
 
 # The places of the images in one text after another, as parts of its length.
@@ -137,28 +148,32 @@ def insert_images(
     """
     if not limits.images:
         return batch
-    rows, media = [], []
+    rows, media, marks = [], [], []
     room = (limits.max_positions or sys.maxsize) - batch.max_new_tokens
     for number, ids, wanted in zip(batch.prompts, batch.rows, places, strict=True):
         images = [limits.images[(number + one) % len(limits.images)] for one in range(len(wanted))]
         while images and sum(len(image.ids) for image in images) >= room:
             images.pop()
         text = ids[: room - sum(len(image.ids) for image in images)]
-        row = list(text)
+        row, row_marks = list(text), [0] * len(text)
         for place, image in reversed([*zip(wanted, images, strict=False)]):
             start = int(place * len(text))
             row[start:start] = image.ids
+            row_marks[start:start] = image.marks or [
+                int(id_ in limits.placeholders) for id_ in image.ids
+            ]
         rows.append(tuple(row))
         first = (seed + number) * len(_PLACES)
         of_images = [
-            replace(one, seed=first + order)
+            one if one.digest else replace(one, seed=first + order)
             for order, image in enumerate(images)
             for one in image.tensors
         ]
         media.append(of_images)
+        marks.append(row_marks)
     described = [
-        (*one, *_describe_tokens(row, one, limits, has_images=any(media)))
-        for row, one in zip(rows, media, strict=True)
+        (*of_images, *_describe_tokens(row, of_row, of_images, limits, has_images=any(media)))
+        for row, of_row, of_images in zip(rows, marks, media, strict=True)
     ]
     if not any(described):
         return batch
@@ -166,13 +181,17 @@ def insert_images(
 
 
 def _describe_tokens(
-    row: Sequence[int], of_images: Sequence[Media], limits: ModelLimits, *, has_images: bool
+    row: Sequence[int],
+    marks: Sequence[int],
+    of_images: Sequence[Media],
+    limits: ModelLimits,
+    *,
+    has_images: bool,
 ) -> Iterator[Media]:
     """Yield the tensors with a value for each token of a row. has_images: True if any row of the batch has one."""
     places = [column for column, id_ in enumerate(row) if id_ in limits.placeholders]
-    marks = tuple(int(column in places) for column in range(len(row)))
     for name in limits.marked_in:
-        yield Media(name, (len(row),), numbers=marks, layout="token")
+        yield Media(name, (len(row),), numbers=tuple(marks), layout="token")
     if limits.seen_in and has_images:
         # A token attends to the last image before it.
         masks = [one for one in of_images if one.name == "aspect_ratio_mask"]
@@ -258,7 +277,8 @@ def _cut(prompts: Sequence[Prompt], options: BatchOptions, rng: random.Random) -
         return list(prompts)
     sizes = _draw_lengths(options.lengths, len(prompts), options.batch_size, rng)
     return [
-        Prompt(prompt.text, prompt.ids[:size]) for prompt, size in zip(prompts, sizes, strict=True)
+        prompt if prompt.media else Prompt(prompt.text, prompt.ids[:size])
+        for prompt, size in zip(prompts, sizes, strict=True)
     ]
 
 

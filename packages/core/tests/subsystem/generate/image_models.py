@@ -163,3 +163,36 @@ def save_model(folder: Path, name: str, plants: str = "") -> Path:
         model.save_pretrained(folder)
     (folder / "plants.py").write_text(plants)
     return folder
+
+
+def save_processor(folder: Path) -> None:
+    """Save a processor for the model "llava": a token for each byte, and an image token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
+
+    symbols = [
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *(f"<{id_}>" for id_ in range(256, 307)),
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={one: id_ for id_, one in enumerate(symbols)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",  # noqa: S106 - a token of text
+        eos_token="</s>",  # noqa: S106 - as above
+        pad_token="<pad>",  # noqa: S106 - as above
+        extra_special_tokens={"image_token": "<image>"},  # 310
+    )
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    LlavaProcessor(
+        image_processor=images,
+        tokenizer=fast,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)

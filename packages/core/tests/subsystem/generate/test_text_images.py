@@ -1,5 +1,6 @@
 """Models that read images inside texts: the images are made from the seed, and their faults are located."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from packages.core.tests.subsystem.commands import Finished, run_in_process
-from packages.core.tests.subsystem.generate.image_models import MODELS, save_model
+from packages.core.tests.subsystem.generate.image_models import MODELS, save_model, save_processor
 
 RunAssay = Callable[..., Finished]
 Capture = Callable[[str], tuple[Path, Path]]
@@ -84,3 +85,62 @@ def test_fault_of_an_image_is_located(
     assert run.code == 1, run.stdout
     place = run.verdict["location"]
     assert (place["phase"], place["module"]) == (phase, module)
+
+
+@pytest.fixture(scope="module")
+def processed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model with its processor, and of two images."""
+    image = pytest.importorskip("PIL.Image")
+    model = save_model(tmp_path_factory.mktemp("models") / "llava", "llava")
+    save_processor(model)
+    for number, size in enumerate([(60, 40), (50, 90)]):
+        colors = bytes((7 * one + 13 * (one // 50)) % 256 for one in range(3 * size[0] * size[1]))
+        image.frombytes("RGB", size, colors).save(model / f"{number}.png")
+    lines = [
+        {"text": "Compare <image> with <image>.", "images": ["0.png", "1.png"]},
+        {"prompt": "Without an image."},
+        {"prompt": "Describe it.", "images": ["1.png"]},
+    ]
+    (model / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return model
+
+
+RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16", "--max-new-tokens", "4")
+
+
+@pytest.mark.long
+def test_processor_of_the_model_makes_its_images(processed: Path, assay: RunAssay) -> None:
+    run = assay("check", "generate", processed, *RUNS, "--prompt-length", "8:24")
+
+    assert run.code == 0, run.stdout
+    assert run.verdict["coverage"]["not_run_parts"] == {}
+    assert [*run.folder.glob("golden/*/attachments/media.safetensors")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plant", [None, "image_of_another_row"])
+def test_prompts_of_a_file_hold_their_own_images(
+    plant: str | None, processed: Path, assay: RunAssay
+) -> None:
+    setup = () if plant is None else ("--candidate-setup", f"{PLANTS}:{plant}")
+    run = assay(
+        "check", "generate", processed, *RUNS, "--prompts", processed / "prompts.jsonl", *setup
+    )  # fmt: skip
+
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert run.verdict["coverage"]["not_run_parts"] == {}
+    else:
+        assert run.verdict["diagnosis"] == "inputs-differ"
+
+
+def test_images_without_a_processor_are_refused(
+    assay: RunAssay, prompt_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    prompts = prompt_file('{"prompt": "a", "images": ["a.png"]}')
+
+    run = assay("check", "generate", "micro:llama", *RUNS, "--prompts", prompts)
+
+    assert run.code == 2
+    assert "p.jsonl, line 1: images cannot be read: LlamaForCausalLM reads no images" in run.stderr

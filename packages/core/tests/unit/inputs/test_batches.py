@@ -301,3 +301,33 @@ def test_part_of_an_image_is_followed_by_zeros() -> None:
 
     assert values[..., 0].all()
     assert not values[..., 1].any()
+
+
+def test_given_tensors_are_kept_apart_from_the_record() -> None:
+    media = Media.of_tensor("pixel_values", torch.tensor([[1.5, 2.5]]))
+    plan = InputPlan((dataclasses.replace(BATCH, media=((media,), ())),), ())
+
+    record = json.loads(json.dumps(plan.to_json()))
+    found = InputPlan.from_json(record, plan.tensors)
+
+    assert found.batches[0].inputs["pixel_values"].tolist() == [[1.5, 2.5]]
+    assert found.content_hash == plan.content_hash
+    other = Media.of_tensor("pixel_values", torch.tensor([[1.5, 2.6]]))
+    changed = InputPlan((dataclasses.replace(BATCH, media=((other,), ())),), ())
+    assert changed.content_hash != plan.content_hash
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "images": "a.png"}', "images must be a list of files"),
+        ('{"prompt": "a", "images": ["none.png"]}', "there is no file"),
+        ('{"ids": [1], "images": ["a.png"]}', "images go with text, not with ids"),
+    ],
+)
+def test_broken_images_of_a_prompt_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+
+    with pytest.raises(UsageError, match=f"line 1: {message}"):
+        load_prompts(path, list, ModelLimits(300), max_new_tokens=1)  # type: ignore[arg-type]
