@@ -149,7 +149,7 @@ def measure_in_words(measure: Measure) -> str:
         f" difference {_number(measure, measure.difference, '+')} ({_number(measure, measure.low, '+')} to"
         f" {_number(measure, measure.high, '+')}): "
     )
-    margin = _number(measure, measure.margin)
+    margin = _margin_in_words(measure)
     if measure.name == MOVEMENT:
         return (
             f"{term}movement {_number(measure, measure.candidate)} nats per byte"
@@ -244,6 +244,12 @@ def _row_of(task: str, measure: Measure) -> Measurement:
         ratio=max(0.0, -measure.gain) / measure.margin,
         limit=1.0,
     )
+
+
+def _margin_in_words(measure: Measure) -> str:
+    if measure.kind == "yes-no":
+        return _number(measure, measure.margin)
+    return f"{measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
 
 
 def _number(measure: Measure, value: float, sign: str = "") -> str:

@@ -71,10 +71,10 @@ def test_log_probabilities_detect_drops_without_lost_answers(
 @pytest.mark.parametrize(
     ("moved", "expected", "words"),
     [
-        (0.0, Outcome.PASS, "): less than 0.0010"),
-        (0.0005, Outcome.PASS, "): less than 0.0010"),
-        (0.001, Outcome.NOT_COMPARED, "items cannot decide if this is less than 0.0010"),
-        (0.002, Outcome.FAIL, "more than 0.0010, so it is a different model"),
+        (0.0, Outcome.PASS, "): less than 0.001"),
+        (0.0005, Outcome.PASS, "): less than 0.001"),
+        (0.001, Outcome.NOT_COMPARED, "items cannot decide if this is less than 0.001"),
+        (0.002, Outcome.FAIL, "more than 0.001, so it is a different model"),
     ],
 )
 def test_movement_of_the_same_model_is_limited_in_both_directions(
