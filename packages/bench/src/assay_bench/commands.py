@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -12,6 +12,7 @@ from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay_bench.comparing import Terms
+    from assay_bench.performance.running import EnvironmentComparison
     from assay_bench.results import Evaluation
 
 app = typer.Typer(
@@ -114,7 +115,11 @@ def perf(
 def ab(
     environments: Annotated[
         tuple[Path, Path],
-        Option("Virtual environments or Python executables; B is judged.", "ENV_A ENV_B"),
+        Option(
+            "Virtual environments or Python executables, or folders of `perf` (or of several such folders);"
+            " B is judged.",
+            "A B",
+        ),
     ],
     *,
     run: _Run = "cpu/float32",
@@ -135,25 +140,32 @@ def ab(
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Compare the speed of two Python environments, which take turns on this machine.
+    """Compare the speed of two Python environments, which take turns on this machine, or of stored results of `perf`.
 
     Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
+
+    Example: assay bench ab runs/perf-before runs/perf-after
+
+    An interrupted comparison of environments continues with the same --output.
 
     Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 NOT_COMPARED
     (underpowered: the interval is too wide; or a suite ran on only one side).
     """
-    from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.records import make_request
     from assay_bench.performance.running import (
         Environment,
         compare_environments,
-        comparison_line,
-        comparison_table,
         find_python,
         require_blocks,
     )
+    from assay_bench.performance.stored import compare_stored, find_stored, read_stored
 
+    if any(map(find_stored, environments)):
+        one, other = map(read_stored, environments)
+        folder = RunFolder.create("bench ab", output)
+        stored = compare_stored((one, other), environments, margin=margin, folder=folder.path)
+        _end_ab(stored, as_json=as_json)
     request = make_request(suite or [], run, model)
     require_blocks(blocks)
     for path in environments:
@@ -161,7 +173,7 @@ def ab(
     with open_progress() as progress:
         with progress.step("reading the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
-        folder = RunFolder.create("bench ab", output)
+        folder = RunFolder.resume("bench ab", output)
         result = compare_environments(
             sides,
             request,
@@ -170,6 +182,14 @@ def ab(
             folder=folder.path.resolve(),
             progress=progress,
         )
+    _end_ab(result, as_json=as_json)
+
+
+def _end_ab(result: "EnvironmentComparison", *, as_json: bool) -> NoReturn:
+    """Print the comparison and exit with the code of its verdict."""
+    from assay.output.console import open_console
+    from assay_bench.performance.running import comparison_line, comparison_table
+
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
     raise typer.Exit(result.verdict.exit_code)

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from rich.table import Table
 
 from assay.errors import MachineError, UsageError
-from assay.files import write_whole
+from assay.files import read_sealed, write_sealed, write_whole
+from assay.judge.wording import format_count
 from assay.launch import SAME_HASHES, ProcessError, end_command
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
@@ -299,11 +301,13 @@ class SuiteComparison(Record):
     suite: str
     speed: Speed
     ratio: float
-    lower: float
-    """Lower end of the interval of 95 % confidence."""
-    upper: float
+    lower: float | None
+    """Lower end of the interval of 95 % confidence; None for too few blocks."""
+    upper: float | None
     block_ratios: list[float]
     """Fastest round of B over the fastest round of A in each block."""
+    control_ratio: float | None = None
+    """Read control of B over that of A, if the sides did not take turns."""
 
 
 class EnvironmentComparison(Record):
@@ -324,9 +328,11 @@ class EnvironmentComparison(Record):
     """Name and versions of A and B."""
     run: str
     model: str
-    seed: int
-    """Seed of the order of turns."""
+    seed: int | None = None
+    """Seed of the order of turns; None if the sides did not take turns."""
     blocks: list[Block]
+    took_turns: bool = True
+    """False for stored results, which were measured at different times."""
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -357,7 +363,7 @@ def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> 
 
 
 Side = Literal["A", "B"]
-_SIDES: tuple[Side, Side] = ("A", "B")
+SIDES: tuple[Side, Side] = ("A", "B")
 
 # Quads per block. More blocks narrow the interval further than more quads, because properties of a process,
 # such as the addresses of its memory, change times by several percent.
@@ -402,10 +408,38 @@ def turn_order(rng: random.Random) -> Iterator[Side]:
     Both sides of a quad have the same mean position, so a steady drift slows both equally.
     """
     for _ in range(NUM_WARMUP_ROUNDS):
-        yield from _SIDES
+        yield from SIDES
     for _ in range(NUM_QUADS):
-        first, second = rng.sample(_SIDES, 2)
+        first, second = rng.sample(SIDES, 2)
         yield from (first, second, second, first)
+
+
+BLOCK_FILE, PLAN_FILE = "block.json", "plan.json"
+
+
+class Plan(Record):
+    """What a comparison measures: the blocks of its folder belong to it."""
+
+    environments: list[str]
+    request: SuiteRequest
+    seed: int
+    """Seed of the order of turns; block N adds N."""
+
+
+def _open_plan(folder: Path, environments: Sequence[Environment], request: SuiteRequest) -> Plan:
+    """Read the plan of an interrupted comparison, or write a new one. Raises: UsageError for another comparison."""
+    seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
+    plan = Plan(environments=[str(one.python) for one in environments], request=request, seed=seed)
+    if not (folder / PLAN_FILE).is_file():
+        write_sealed(folder / PLAN_FILE, plan)
+        return plan
+    kept = read_sealed(Plan, folder / PLAN_FILE)
+    if kept.model_copy(update={"seed": seed}) != plan:
+        raise UsageError(
+            f"{folder} holds a comparison of other environments, suites, runs or models: name a new folder"
+            " with --output"
+        )
+    return kept
 
 
 def compare_environments(
@@ -421,20 +455,28 @@ def compare_environments(
 
     request: suites, run and model; its number of rounds is ignored.
     margin: largest acceptable slow-down, as a share.
-    Raises: UsageError for too few blocks or a missing suite; UsageError or MachineError if a
-        process fails.
+    Blocks that an interrupted run has measured there are kept.
+    Raises: UsageError for too few blocks, a missing suite, or a folder of another comparison; UsageError or
+        MachineError if a process fails.
     """
     require_blocks(num_blocks)
     for environment in environments:
         environment.require(request.suites)
-    seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
-    rng = random.Random(seed)  # noqa: S311 - reproducible
+    plan = _open_plan(folder, environments, request)
     of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
     with progress.task("measuring A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
             block_folder = folder / f"block{number}"
-            blocks.append(_measure_block(environments, of_block, block_folder, rng))
+            kept = block_folder / BLOCK_FILE
+            if kept.is_file():
+                block = read_sealed(Block, kept)
+            else:
+                shutil.rmtree(block_folder, ignore_errors=True)
+                rng = random.Random(plan.seed + number)  # noqa: S311 - reproducible
+                block = _measure_block(environments, of_block, block_folder, rng)
+                write_sealed(kept, block)
+            blocks.append(block)
             task.advance()
     compared, not_compared, skipped = compare_blocks(blocks, request.suites, margin)
     result = EnvironmentComparison(
@@ -445,11 +487,11 @@ def compare_environments(
         skipped=skipped,
         environments={
             side: {"name": one.name, "versions": dict(one.versions)}
-            for side, one in zip(_SIDES, environments, strict=True)
+            for side, one in zip(SIDES, environments, strict=True)
         },
         run=request.run,
         model=request.model,
-        seed=seed,
+        seed=plan.seed,
         blocks=blocks,
         provenance=provenance(),
     )
@@ -493,7 +535,7 @@ def _measure_block(
 ) -> Block:
     with ExitStack() as stack:
         sides: dict[Side, SuiteProcess] = {}
-        for side, environment in zip(_SIDES, environments, strict=True):
+        for side, environment in zip(SIDES, environments, strict=True):
             (folder / side).mkdir(parents=True)
             started = suite_process(environment, request, folder / side)
             sides[side] = stack.enter_context(started)
@@ -537,12 +579,14 @@ def performance_table(result: PerformanceResult) -> Table:
 
 def comparison_table(result: EnvironmentComparison) -> Table:
     """Make a table of the time of B relative to A, with one row per suite."""
-    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT", wraps=False)
+    control = [] if result.took_turns else ["READ B TO A"]
+    table = new_table("SUITE", "B TO A", "95 % INTERVAL", *control, "VERDICT", wraps=False)
     for suite in result.suites:
-        interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
-        table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, suite.speed)
+        interval = "" if suite.lower is None else f"{suite.lower:.3f} to {suite.upper:.3f}"
+        controls = [] if suite.control_ratio is None else [f"{suite.control_ratio:.3f}"]
+        table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, *controls, suite.speed)
     for name, reason in {**result.not_compared, **result.skipped}.items():
-        table.add_row(name, "", "", reason)
+        table.add_row(name, "", "", *[""] * len(control), reason)
     return table
 
 
@@ -555,6 +599,15 @@ def comparison_line(result: EnvironmentComparison) -> str:
         case Outcome.FAIL:
             slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
             words = f"B takes more than {limit:g} times as long as A in {slower}"
+        case _ if result.suites and len(result.blocks) < MIN_BLOCKS:
+            words = (
+                f"underpowered: {format_count(len(result.blocks), 'run')} of each side; an interval needs at least"
+                f" {MIN_BLOCKS}, as each run is one process"
+            )
+        case _ if result.suites and not result.not_compared and not result.took_turns:
+            words = (
+                f"underpowered: an interval contains the limit of {limit:g}; add runs of both sides"
+            )
         case _ if result.suites and not result.not_compared:
             words = (
                 f"underpowered: an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
@@ -562,6 +615,11 @@ def comparison_line(result: EnvironmentComparison) -> str:
             )
         case _:
             words = "some suites ran on only one side"
+    if not result.took_turns:
+        words += (
+            ". A and B ran at different times: a change of the machine is part of each ratio (READ B TO A: its own"
+            " read bandwidth). `assay bench ab ENV_A ENV_B` lets two environments take turns"
+        )
     return f"{result.verdict}: {words}"
 
 

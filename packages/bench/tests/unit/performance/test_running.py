@@ -12,6 +12,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
+from assay_bench.performance import running
 from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SUITES, SuiteRequest, choose_suites
 from assay_bench.performance.running import (
     NUM_QUADS,
@@ -70,7 +71,8 @@ def test_pass_needs_every_suite_not_slower(
 ) -> None:
     suites = [comparison(speed) for speed in speeds]
     found = EnvironmentComparison(
-        verdict=overall(suites, not_compared), margin=0.05, suites=suites, blocks=[],
+        verdict=overall(suites, not_compared), margin=0.05, suites=suites,
+        blocks=blocks_of([(1.0, 1.0)] * 6),
         not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
     )  # fmt: skip
     assert comparison_line(found).startswith(told)
@@ -103,6 +105,45 @@ def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> No
             progress=SilentProgress(),
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_comparison_keeps_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Path] = []
+
+    def measure(_sides: object, _request: object, folder: Path, _rng: object) -> Block:
+        if len(measured) == 4:
+            folder.mkdir()  # left half done
+            measured.append(folder)
+            raise KeyboardInterrupt
+        folder.mkdir()
+        measured.append(folder)
+        return blocks_of([(1.0, 1.5)])[0]
+
+    monkeypatch.setattr(running, "_measure_block", measure)
+    here = Environment.current()
+    request = SuiteRequest(suites=["prefill"])
+
+    def run(asked: SuiteRequest, num_blocks: int) -> EnvironmentComparison:
+        return compare_environments(
+            (here, here), asked, margin=0.05, num_blocks=num_blocks, folder=tmp_path,
+            progress=SilentProgress(),
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        run(request, 6)
+    first = run(request, 6)
+    assert [folder.name for folder in measured] == [
+        *("block0", "block1", "block2", "block3", "block4"),
+        *("block4", "block5"),
+    ]
+    assert first.verdict == "FAIL"
+    with pytest.raises(UsageError, match="holds a comparison of other environments, suites"):
+        run(request.model_copy(update={"run": "cpu/bfloat16"}), 6)
+    # More blocks continue the same comparison.
+    assert len(run(request, 8).blocks) == 8
+    assert len(measured) == 9
 
 
 def test_turns_begin_with_a_warm_up_and_are_balanced() -> None:

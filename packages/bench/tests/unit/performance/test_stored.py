@@ -1,0 +1,92 @@
+"""Comparing stored results of `assay bench perf`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.files import write_whole
+from assay_bench.performance.running import (
+    COMPARISON_FILE,
+    EnvironmentComparison,
+    comparison_line,
+)
+from assay_bench.performance.stored import compare_stored, find_stored, read_stored
+from packages.bench.tests.unit.performance.sample_results import performance_result
+
+
+def write_runs(folder: Path, seconds: Sequence[float], **update: object) -> Path:
+    for number, one in enumerate(seconds):
+        result = performance_result(one, date=f"2026-01-0{number + 1}T00:00:00+00:00")
+        (folder / str(number)).mkdir(parents=True)
+        text = result.model_copy(update=update).to_json()
+        write_whole(folder / str(number) / "performance.json", text)
+    return folder
+
+
+def compared(tmp_path: Path, before: Path, after: Path) -> EnvironmentComparison:
+    return compare_stored(
+        (read_stored(before), read_stored(after)), (before, after), margin=0.05, folder=tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "speed", "verdict"),
+    [(1.5, "slower", "FAIL"), (0.9, "not slower", "PASS"), (1.05, "underpowered", "NOT_COMPARED")],
+)
+def test_six_runs_of_each_side_decide(
+    factor: float, speed: str, verdict: str, tmp_path: Path
+) -> None:
+    times = [1.0, 1.01, 1.02, 1.01, 1.0, 1.02]
+    before = write_runs(tmp_path / "before", times)
+    after = write_runs(tmp_path / "after", [factor * one for one in reversed(times)])
+    found = compared(tmp_path, before, after)
+    (suite,) = found.suites
+    assert (suite.speed, found.verdict) == (speed, verdict)
+    assert suite.ratio == pytest.approx(factor, rel=0.01)
+    assert suite.control_ratio == 1.0
+    assert "A and B ran at different times" in comparison_line(found)
+    assert (tmp_path / COMPARISON_FILE).is_file()
+
+
+def test_one_run_of_each_side_is_never_a_verdict(tmp_path: Path) -> None:
+    before = write_runs(tmp_path / "before", [1.0])
+    after = write_runs(tmp_path / "after", [9.0], run="cpu/bfloat16")
+    # The folder of the run itself, too.
+    found = compared(tmp_path, before / "0", after)
+    (suite,) = found.suites
+    assert (found.verdict, suite.ratio, suite.lower) == ("NOT_COMPARED", 9.0, None)
+    assert found.run == "cpu/float32 and cpu/bfloat16"
+    line = comparison_line(found)
+    assert line.startswith("NOT_COMPARED: underpowered: 1 run of each side; an interval needs")
+
+
+def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
+    before = write_runs(tmp_path / "before", [1.0] * 6)
+    after = write_runs(
+        tmp_path / "after", [1.0] * 6, suites=performance_result(1.0, suite="decode").suites
+    )
+    found = compared(tmp_path, before, after)
+    assert (found.verdict, found.suites) == ("NOT_COMPARED", [])
+    assert found.not_compared == {
+        "prefill": "not every run of B measured it",
+        "decode": "not every run of A measured it",
+    }
+
+
+@pytest.mark.parametrize("name", ["machine", "model"])
+def test_another_machine_or_model_is_refused(name: str, tmp_path: Path) -> None:
+    before = write_runs(tmp_path / "before", [1.0])
+    after = write_runs(tmp_path / "after", [1.0], **{name: "another"})
+    with pytest.raises(UsageError, match=f"not comparable, different {name}: .*; another"):
+        compared(tmp_path, before, after)
+
+
+def test_runs_of_one_side_must_be_alike(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path / "before", [1.0, 1.0])
+    changed = performance_result(1.0).model_copy(update={"versions": {"torch": "2.14.0"}})
+    write_whole(folder / "1" / "performance.json", changed.to_json())
+    with pytest.raises(UsageError, match="different versions: "):
+        read_stored(folder)
+    assert find_stored(tmp_path / "absent") == []
