@@ -59,7 +59,7 @@ def _walk_top_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def load_object(reference: str) -> Callable[..., Any]:
-    """Import the function or class that `FILE.py:NAME` names.
+    """Import the function or class that `FILE.py:NAME` names. The file may import its neighbors.
 
     Raises: UsageError if the file is missing, raises while it is imported, or lacks the name.
     """
@@ -69,6 +69,8 @@ def load_object(reference: str) -> Callable[..., Any]:
         raise UsageError(f"{reference}: {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # last, so that no neighbor hides an installed package
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

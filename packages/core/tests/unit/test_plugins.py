@@ -128,3 +128,10 @@ def test_a_backend_without_its_driver_is_no_bug(tmp_path: Path, code: str, probl
     assert ended.returncode == 2
     assert problem in ended.stderr
     assert "bug in assay" not in ended.stderr
+
+
+def test_a_file_may_import_its_neighbor(write: WriteFile) -> None:
+    write("SIZE = 7\n", "neighbor_of_a_plugin.py")
+    path = write("from neighbor_of_a_plugin import SIZE\n\ndef size():\n    return SIZE\n")
+
+    assert load_object(f"{path}:size")() == 7

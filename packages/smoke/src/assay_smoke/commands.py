@@ -24,7 +24,7 @@ def data(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str | None,
         Option(
-            "Check the chat template of a folder with a tokenizer, hub name or micro:RECIPE.",
+            "Check the chat template of a folder with a tokenizer, or of a hub name.",
             "[MODEL]",
         ),
     ] = None,
@@ -253,7 +253,8 @@ def run(  # noqa: PLR0913 - one for each option
 
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
-    from assay_smoke.session.command import SessionOptions, run_session
+    from assay_smoke.external.levels import NOT_JUDGED
+    from assay_smoke.session.command import COMMAND, SessionOptions, run_session
     from assay_smoke.session.results import describe_extent, describe_outcomes
 
     options = SessionOptions(
@@ -275,6 +276,8 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
+        if any(name.startswith(COMMAND) for name in (*options.names, *options.extra)):
+            print_text(NOT_JUDGED)
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)
 

@@ -1,6 +1,5 @@
 """The content of a report, selected and ordered for all formats."""
 
-import math
 import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +31,7 @@ from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 
 # Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {
-    "statistic", "noise_ratio", "limit", "limits_origin", "worst_element", "question",
+    "statistic", "noise_ratio", "limit", "limits_origin", "worst_element", "question", "subjects",
 }  # fmt: skip
 
 # The commands whose failures `assay reproduce` takes.
@@ -79,17 +78,17 @@ class LadderRung:
             "verdict": level.verdict.value if level.verdict else "not run",
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": ""
-            if row is None or self.is_tie
+            if row is None or self.is_elsewhere
             else describe_judged(row.ratio, row.limit or 0.0),
             "resolution": format_number(self.coarsest.resolution) if self.coarsest else "",
             "worst": self.reason or self.error,
         }
 
     @property
-    def is_tie(self) -> bool:
-        """Return True if tokens failed within the limit of a near tie, because the logits differ."""
+    def is_elsewhere(self) -> bool:
+        """Return True if no measurement shows the failure: tokens at a near tie, whose logits differ."""
         row = self.worst
-        is_failed = self.name == "tokens" and self.level.verdict is Outcome.FAIL
+        is_failed = self.level.verdict is Outcome.FAIL
         return is_failed and row is not None and row.ratio <= (row.limit or 0.0)
 
     @property
@@ -106,8 +105,8 @@ class LadderRung:
     @property
     def error(self) -> str:
         """Return the worst error; "" if nothing was measured."""
-        if self.is_tie:
-            return TIE_WITH_OTHER_LOGITS
+        if self.is_elsewhere:
+            return TIE_WITH_OTHER_LOGITS if self.name == "tokens" else ""
         return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
 
     @property
@@ -191,20 +190,18 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """Return the levels, lowest first."""
+        """Return the levels, in the order of the verdict."""
         worst = find_worst_rows(
             (row.level, row) for row in self.measurements if row.limit is not None
         )
         if self.decided.deciding is not None:
             # The headline and the ladder report one number.
             worst[self.decided.deciding.level] = self.decided.deciding
-        known_order = list(LEVEL_QUESTIONS)
-        levels = sorted(
-            self.verdict.levels.items(),
-            key=lambda item: known_order.index(item[0]) if item[0] in known_order else math.inf,
-        )
         coarsest = self.decided.coarsest
-        return [LadderRung(n, level, worst.get(n), coarsest.get(n)) for n, level in levels]
+        return [
+            LadderRung(name, level, worst.get(name), coarsest.get(name))
+            for name, level in self.verdict.levels.items()
+        ]
 
     @property
     def top_suspects(self) -> list[Suspect]:

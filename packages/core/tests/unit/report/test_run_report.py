@@ -150,10 +150,22 @@ def test_level_without_judged_measurements_has_no_worst() -> None:
     assert [(rung.name, rung.worst) for rung in report.ladder] == [("tokens", None)]
 
 
-def test_ladder_stands_on_its_lowest_level() -> None:
-    levels = {name: Level(verdict=Outcome.PASS) for name in ("mine", "sampler", "tokens", "inputs")}
+def test_levels_are_in_the_order_of_the_verdict() -> None:
+    names = ["run", "loss", "updates", "checkpoint"]
+    levels = {name: Level(verdict=Outcome.PASS) for name in names}
     report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [])
-    assert [rung.name for rung in report.ladder] == ["inputs", "tokens", "sampler", "mine"]
+    assert [rung.name for rung in report.ladder] == names
+
+
+def test_a_failure_that_no_measurement_shows_has_no_ratio() -> None:
+    row = Measurement(
+        level="inputs", module="", port="input_ids", statistic="exact", actual=0.0, expected=0.0,
+        ratio=0.0, limit=0.0,
+    )  # fmt: skip
+    levels = {"inputs": Level(verdict=Outcome.FAIL, reason="9 labels are shifted", compared=3)}
+    report = Report(Path("run"), Verdict(verdict=Outcome.FAIL, levels=levels), [row])
+    (rung,) = report.ladder
+    assert (rung.cells["ratio / limit"], rung.cells["worst"]) == ("", "9 labels are shifted")
 
 
 def test_rung_holds_what_else_its_level_found() -> None:

@@ -176,6 +176,8 @@ def _find_difference(actual: Tensor, ranks: Sequence[Sequence[_Micro]]) -> str |
         known = all(divisor for _, divisor in weighted)
         if known and relative_error(actual, _combine(weighted)) <= LIMIT:
             return f"{reason}: it is {mistake}"
+    if [len(rank) for rank in ranks] == [1]:
+        reason += "; there is one micro-batch, so it is the loss that differs"
     # The factor by which the expected gradient comes nearest.
     factor = float(actual @ expected / (expected @ expected))
     nearest = f": it has the right direction and {factor:.4g} times the right length"

@@ -226,8 +226,8 @@ def _find_faults(chat: Chat) -> Iterator[Fault]:
         shown = (chat.case, f"begins with: {show_row(tokenizer, chat.ids[:4])}")
         if count > 1:
             reason = (
-                f"the text begins with {count} times {show_token(tokenizer, bos)}: the template writes"
-                " it, and the tokenizer adds it again (add_special_tokens)"
+                f"the text begins with {count} tokens {show_token(tokenizer, bos)}, as if the template wrote one and"
+                " the tokenizer added another (add_special_tokens)"
             )
             yield Fault(ONE_BOS, reason, shown)
         elif not count and _leading(template_ids(tokenizer, wanted), bos):
@@ -341,7 +341,8 @@ def _find_wrong_labels(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
             if chat.ids[at + 1 : at + 2] == (label,):
                 reason += ": labels are shifted, and models shift them again"
             yield chat.fault_at(OWN_ID, at, reason)
-        if label != expected and turn is not None and (name, turn.tokens) not in seen:
+        is_other = (label == IGNORED) != (expected == IGNORED)
+        if is_other and turn is not None and (name, turn.tokens) not in seen:
             seen.add((name, turn.tokens))
             yield chat.fault_at(name, at, _describe_label(chat, turn, at))
 

@@ -346,14 +346,19 @@ def check_padding(
             # Collated again with a longer sample, so that leftovers in a sample show.
             *features, longer = make_features(tokenizer, (*lengths, max(lengths) + 3), kind)
             given = copy.deepcopy(features)
+            with_longer = [*features, longer]
             faults = []
-            for expected, more in ((features, []), ([*features, longer], [copy.deepcopy(longer)])):
-                tensors = _collate(subject, collator, [*given, *more], tuple(_SHOWN))
+            for expected, samples in (
+                (features, given),
+                (with_longer, [*given, copy.deepcopy(longer)]),
+                (with_longer, copy.deepcopy(with_longer)),
+            ):
+                tensors = _collate(subject, collator, samples, tuple(_SHOWN))
                 case = f"{_describe_lengths(expected)}, the {padding}"
                 faults.append([*_judge_padding(log, Batch(tokenizer, expected, tensors, case))])
-            first, again = faults
+            first, again, fresh = faults
             log.judge(PADDING_PROPERTIES[:-1], first)
-            broken = {fault.name for fault in first}
+            broken = {fault.name for fault in fresh}
             changed = (
                 Fault(
                     UNCHANGED, f"samples that were collated before: {fault.reason}", fault.example

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from assay.errors import UsageError
 from assay.files import read_json_object
 from assay.models.config_files import load_config, load_tokenizer
 from assay.models.inspect.inspection import check_tokenizer
@@ -31,7 +32,6 @@ from assay_smoke.data.properties import (
 )
 from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
-from assay_smoke.data.tokens import micro_tokenizer
 from assay_smoke.data.verdict import (
     NOT_ASKED_FOR,
     CheckReport,
@@ -50,12 +50,11 @@ class ModelTokenizer:
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end generation; empty if no file declares them."""
     report: SubjectReport | None = None
-    """Findings of core's level `load`; None for a generated tokenizer."""
-    notes: tuple[str, ...] = field(default=())
+    """Findings of core's level `load`."""
 
 
 def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
-    """Load the tokenizer of a model or of a folder without a model, or generate one for `micro:`.
+    """Load the tokenizer of a model or of a folder without a model.
 
     Raises: UsageError if there is none.
     """
@@ -63,8 +62,9 @@ def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
     if not folder.is_dir() or (folder / "config.json").is_file():
         source = resolve_model(model)
         if source.kind == "micro":
-            note = f"{model} has no tokenizer: a generated one is used, whose ids are bytes"
-            return ModelTokenizer(micro_tokenizer(), notes=(note,))
+            raise UsageError(
+                f"{model} has no tokenizer: name a folder with one, or no MODEL for generated ones"
+            )
         folder = source.folder or _download_tokenizer(source.reference)
         config = load_config(folder, remote_code)
     tokenizer = load_tokenizer(folder, remote_code)
@@ -143,7 +143,6 @@ class ChecksPlan:
             self.notes += libraries.absent_libraries()
         else:
             found = [*self._chat_checks(), *self._own_checks()]
-            self.notes += self.model.notes if self.model else ()
         planned = {check.level for check in found}
         absent = [level for level in LEVELS if level not in planned]
         self.left_out = dict.fromkeys(absent, NOT_ASKED_FOR) | self.left_out

@@ -116,7 +116,8 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
                 reason = (
                     f"the learning rate of step {step} of the {run.launch.name} run is {rate:g},"
                     f" {'expected' if declared else 'in the uninterrupted run'} {due:g} (the schedule"
-                    " must advance once per step, not per micro-batch, and must be restored at a resume)"
+                    " must advance once per step, not per micro-batch; a resume must restore it, and the optimizer,"
+                    " which holds the rate)"
                 )
                 location = Location(phase="optimizer", step=step)
                 return failed(compared, reason, "optimizer-update", location)
@@ -361,7 +362,7 @@ def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
         for name, one in found.items()
         if (one.level.model_extra or {}).get("unchecked")
     ]
-    return [*unchecked, *notes, _NOT_JUDGED]
+    return [*unchecked, *notes, NOT_JUDGED]
 
 
 # The levels in the order of the verdict. The first that fails provides the cause.
@@ -389,9 +390,9 @@ _QUESTIONS = {
     "resume": "Does a resumed run continue as the uninterrupted one?",
     "sigterm": "Does a terminated run leave a checkpoint that can be resumed?",
     "leftovers": "Does nothing of a run remain on the machine?",
-    "memory": "Does memory stay level?",
+    "memory": "Is the device's memory used, and released?",
 }
-_NOT_JUDGED = (
+NOT_JUDGED = (
     "not judged: what all runs of the command share, such as the loss, masked labels and clipping;"
     " `assay smoke data` and `assay check train` judge these"
 )

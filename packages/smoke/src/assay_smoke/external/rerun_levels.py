@@ -224,9 +224,17 @@ def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
                 " older model"
             )
             if step > first + 1:
-                cause = "the first one agrees: moments, the schedule or random numbers were not restored"
+                schedule = "" if _logs_rates(run) else ", the schedule"
+                cause = (
+                    f"the first one agrees: moments{schedule} or random numbers were not restored"
+                )
             return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
+
+
+def _logs_rates(run: RunEvidence) -> bool:
+    """Return True if the level learning-rate judges the schedule."""
+    return any(loss.learning_rate is not None for loss in run.losses)
 
 
 def measure_spread(
@@ -289,8 +297,8 @@ _LOGGED_VALUES: dict[str, tuple[str, Statistic, float]] = {
 _PERCENTILE = 0.85
 
 _FIRST = (
-    "the runs take other rows, or normalize the loss differently, such as by a mean over micro-batches"
-    " of unequal token counts, or update within a step"
+    "the runs take other rows, or padding has labels, or the loss is normalized differently, such as by a mean"
+    " over micro-batches of unequal token counts, or a step has several updates"
 )
 # What the norm of a gradient says if the loss agrees.
 _UNDIVIDED = (
@@ -368,7 +376,7 @@ class _Difference:
         if port == "grad_norm":
             what, factor = "norm of the gradient", other / (due or 1.0)
             cause, diagnosis = self._explain_norm(factor)
-            cause = f"{factor:.3g} times as large, although the loss agrees. {cause}"
+            cause = f"{factor:.3g} times as large there, although the loss agrees. {cause}"
         elif step == 1:
             cause = _FIRST
         phase: Phase = (

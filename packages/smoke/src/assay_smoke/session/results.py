@@ -35,7 +35,7 @@ class CaseResult(Record):
     outcome: Outcome
     seconds: float
     reason: str | None = None
-    """Text of the first level that failed or was not compared. For a PASS, text of an unchecked level."""
+    """Texts of the levels that failed or were not compared. For a PASS, text of an unchecked level."""
     diagnosis: str | None = None
     error: str | None = None
     """Why the item could not be judged: a missing dependency, or a library that contradicts its file."""
@@ -86,12 +86,15 @@ class SessionReport(Record):
 
 
 def reason_of(verdict: Verdict) -> str | None:
-    """Return the reason of the first failed or uncompared level, or of an unchecked one in a PASS."""
+    """Return the reasons of failed levels, else of uncompared ones, or of an unchecked one in a PASS."""
     for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
-        for name, level in verdict.levels.items():
-            if level.verdict is outcome:
-                worst = (level.model_extra or {}).get("worst")
-                return f"{name}: {level.reason or worst or 'over its limit'}"
+        reasons = [
+            f"{name}: {level.reason or (level.model_extra or {}).get('worst') or 'over its limit'}"
+            for name, level in verdict.levels.items()
+            if level.verdict is outcome
+        ]
+        if reasons:
+            return "; also ".join(reasons)
     for name, level in verdict.levels.items():
         if (level.model_extra or {}).get("unchecked"):
             return f"{name}: {level.reason}"

@@ -304,14 +304,9 @@ def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_a_micro_model_has_the_tokenizer_made_by_code() -> None:
-    plan = ChecksPlan(DataRequest(model="micro:llama"))
-    assert [check.level for check in plan.checks()] == ["chat", "labels"]
-    assert plan.notes == [
-        "micro:llama has no tokenizer: a generated one is used, whose ids are bytes"
-    ]
-    reports = [check.run() for check in plan.checks()]
-    assert [report.findings for report in reports] == [[], []]
+def test_a_micro_model_has_nothing_to_check() -> None:
+    with pytest.raises(UsageError, match=r"^micro:llama has no tokenizer: name a folder with one"):
+        ChecksPlan(DataRequest(model="micro:llama")).checks()
 
 
 def test_a_template_that_reads_parts_gets_parts() -> None:

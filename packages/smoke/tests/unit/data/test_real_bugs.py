@@ -81,7 +81,7 @@ FILES: dict[Check, str] = {
 }
 
 BUGS = [
-    Bug(chat, "tokenized_again", chats.ONE_BOS, "begins with 2 times '<|bos|>' (256)",
+    Bug(chat, "tokenized_again", chats.ONE_BOS, "begins with 2 tokens '<|bos|>' (256)",
         "sgl-project/sglang/pull/888"),
     Bug(chat, "bos_lost", chats.ONE_BOS, "the template writes BOS",
         "marin-community/marin/pull/7179"),

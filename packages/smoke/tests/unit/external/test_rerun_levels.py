@@ -98,8 +98,11 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     losses: list[float], reason: str | None
 ) -> None:
     cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE))
-    run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses)
+    logged = [LoggedLoss(step, value) for step, value in enumerate(losses)]
+    run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses, losses=logged)
     assert _first_other_loss(cycle, run) == reason
+    run.losses = [LoggedLoss(one.step, one.value, learning_rate=0.1) for one in logged]
+    assert _first_other_loss(cycle, run) == (reason and reason.replace(", the schedule", ""))
     assert _diagnose(cycle, run) == (None if losses[0] == 2.5 else "checkpoint-mismatch")
 
 
@@ -153,7 +156,7 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
 @pytest.mark.parametrize(
     ("norm", "diagnosis", "words"),
     [
-        (8.0, "loss-scale", "4 times as large, although the loss agrees. That is the quotient"),
+        (8.0, "loss-scale", "4 times as large there, although the loss agrees. That is the"),
         (0.5, "loss-scale", "divided by their number twice"),
         (3.0, "missing-reduction", "Gradients of some rows are lost"),
     ],

@@ -437,7 +437,7 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
         return []
     if min(norms) > max_norm:
         return [
-            f"every step was clipped (gradient norms above {max_norm:g}): steps without clipping were not checked"
+            f"the reference clips every step (gradient norms above {max_norm:g}): steps without clipping were not checked"
         ]
     return [f"no step was clipped (gradient norms below {max_norm:g}): clipping was not checked"]
 
