@@ -130,7 +130,7 @@ LEVEL_QUESTIONS = {
     "load": "Does the loaded model equal its files?",
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
-    "logits": "Are the distributions the same under teacher forcing?",
+    "logits": "Do the same tokens have the same distributions?",
     "outputs": "Are the model's outputs the same?",
     "modules": "Does every part compute the same from the same inputs?",
     "operations": "Does every operation compute the same?",
@@ -213,8 +213,7 @@ _DEPTH_OF_DUMPS = (
 )
 TREE_MEANING = (
     "Each line shows the statistic furthest over its limit, or nearest to it, in the module and all that "
-    "it contains. The worst child of each module is marked. The added error is the error of a module's "
-    "output beyond that of its inputs."
+    "it contains. The worst child of each module is marked."
 )
 RANKS_MEANING = "The worst place on each rank, and the highest ratio / limit in each of its layers."
 DEPTH_MEANING = (
@@ -304,7 +303,14 @@ def describe_location(location: Location) -> str:
 
 
 def describe_port(port: str) -> str:
-    """Name a port of the place just named, after a comma; "" for the result of a module."""
+    """Name a port of the place just named, after a comma; "" for the result of a module.
+
+    >>> [describe_port(port) for port in ("output", "cache.0.keys", "mlp.down_proj:input.input")]
+    ['', ', cache.0.keys,', ', in the input of mlp.down_proj,']
+    """
+    module, _, name = port.rpartition(":")
+    if module and name.startswith("input."):
+        return f", in the input of {one_line(module)},"
     return "" if port in ("output", "output.0") else f", {one_line(port)},"
 
 

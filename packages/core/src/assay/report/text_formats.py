@@ -68,7 +68,7 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     if len(verdict.suspects) > 1:
         yield Text("")
         yield Text(
-            f"Suspects, worst first ({len(report.top_suspects)} of {len(verdict.suspects)}):"
+            f"Suspects, furthest over their limits first ({len(report.top_suspects)} of {len(verdict.suspects)}):"
         )
         yield _indented(_table(report.suspect_cells(report.top_suspects)))
     for note in report.notes:

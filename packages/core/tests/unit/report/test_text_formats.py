@@ -82,7 +82,7 @@ def test_failure_is_printed_whole() -> None:
         "  modules  FAIL           38   14.6x / 3.0x      8.4e-3  relative error 4.09e-2\n"
         "  sampler  not run                                       greedy decoding has no sampler\n"
         "\n"
-        "Suspects, worst first (3 of 3):\n"
+        "Suspects, furthest over their limits first (3 of 3):\n"
         f"  suspect{'':36}what{'':38}ratio / limit\n"
         f"  model.layers.0.mlp.down_proj (forward,     relative error 4.09e-2{'':21}14.6x / 3.0x\n"
         "  step 0) (named above)\n"
