@@ -286,7 +286,7 @@ def open_candidate(
 def _plan(
     loaded: LoadedModel, settings: Settings, prompts: Sequence[Sequence[int]] | str | None
 ) -> InputPlan:
-    limits = replace(limits_of_generation(loaded), images=(), no_images="")  # texts alone
+    limits = replace(limits_of_generation(loaded), images=(), no_media="")  # texts alone
     lengths = parse_lengths(settings.prompt_length) if settings.prompt_length else None
     options = BatchOptions(
         lengths=lengths,

@@ -295,7 +295,7 @@ class _Candidate:
                 " expert than the reference; the levels tokens and logits use the reference's choice"
             )
         if (
-            any(work.batch.holds_images and len(work.batch.rows) > 1 for work in self._works)
+            any(work.batch.holds_media and len(work.batch.rows) > 1 for work in self._works)
             and self._alone
         ):
             notes.append("batch-size=1: texts in a batch with images ran together")

@@ -16,12 +16,12 @@ from assay.generate.generation_loop import generate, model_inputs
 from assay.inputs import (
     LONG_LENGTH,
     Batch,
-    InsertedImage,
+    InsertedMedia,
     Media,
     ModelLimits,
     Prompt,
     PromptLine,
-    insert_images,
+    insert_media,
     join_media,
     limits_of,
 )
@@ -40,10 +40,10 @@ _NUM_SAMPLES, _NUM_FRAMES = 4000, 100
 
 def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
     """Return the processor of a model that reads images in texts, or why there is none."""
-    if loaded.image_token_id is None:
+    if loaded.media_token_id is None:
         return f"{type(loaded.model).__name__} reads no images in texts"
     try:
-        return load_image_processing(loaded.source, loaded.image_token_id)
+        return load_image_processing(loaded.source, loaded.media_token_id)
     except Exception as error:  # noqa: BLE001 - code of a processor, or a package that it lacks
         return f"the model's processor cannot be used: {first_line(error)}"
 
@@ -92,8 +92,8 @@ def limits_of_generation(
             has_tokens=loaded.reads_tokens,
             end_token_id=next(ends, None) if loaded.reads_tokens else None,
         )
-    if loaded.image_token_id is not None:
-        limits = _with_images(loaded, limits, loaded.image_token_id, processing)
+    if loaded.media_token_id is not None:
+        limits = _with_images(loaded, limits, loaded.media_token_id, processing)
     if not loaded.can_generate:
         return limits
     if loaded.decoder_start:
@@ -107,7 +107,7 @@ def limits_of_generation(
         1,
         prefill_chunk=1,
     )
-    two_chunks = insert_images(two_chunks, limits, 0, ((),))
+    two_chunks = insert_media(two_chunks, limits, 0, ((),))
     try:
         generate(loaded, two_chunks)
     except Exception as error:  # noqa: BLE001 - model code raises anything
@@ -214,7 +214,7 @@ def _with_images(
         )[:1]
         for form in (_BEGIN, _END)
     ]
-    ways: list[Callable[[], Iterator[InsertedImage]]] = [
+    ways: list[Callable[[], Iterator[InsertedMedia]]] = [
         partial(_sized_images, model, sizes, placeholder)
         for sizes in _likely_images(model, arguments)
     ]
@@ -232,12 +232,12 @@ def _with_images(
             return found
     reason = "" if error is None else f": {first_line(error)}"
     name = type(model).__name__
-    return replace(limits, no_images=f"{name} takes images of a shape that is not known{reason}")
+    return replace(limits, no_media=f"{name} takes them in a form that is not known{reason}")
 
 
 def _surrounded(
-    image: InsertedImage, begin: tuple[int, ...], end: tuple[int, ...]
-) -> InsertedImage:
+    image: InsertedMedia, begin: tuple[int, ...], end: tuple[int, ...]
+) -> InsertedMedia:
     """Return the image between the tokens that begin and end one, unless it has them."""
     if {*begin, *end} & {*image.ids}:
         return image
@@ -251,7 +251,7 @@ _PIXELS = ((84, 140), (140, 84), (112, 112))
 
 def _processed_images(
     processing: ImageProcessing, arguments: Mapping[str, object]
-) -> Iterator[InsertedImage]:
+) -> Iterator[InsertedMedia]:
     """Yield images as the processor of the model encodes them. Raises: ValueError if they take too many tokens."""
     generator = torch.Generator().manual_seed(0)
     around = processing.encode_text("")
@@ -265,7 +265,7 @@ def _processed_images(
         if stop - start > LONG_LENGTH:
             raise ValueError(f"an image takes {stop - start} tokens")
         marks = [one[start:stop] for name, one in encoded.tensors.items() if _MARKS.fullmatch(name)]
-        yield InsertedImage(
+        yield InsertedMedia(
             tuple(
                 media
                 for media in _media_of(encoded)
@@ -278,38 +278,47 @@ def _processed_images(
 
 def _sized_images(
     model: nn.Module, sizes: Sequence[tuple[Media, ...]], placeholder: int
-) -> Iterator[InsertedImage]:
+) -> Iterator[InsertedMedia]:
     """Yield images of those sizes that the model takes. Raises: what its tower raises if it takes none."""
     error: Exception | None = None
     num_found = 0
     for tensors in sizes:
         try:
-            num_tokens = _count_tokens(model, tensors)
+            num_tokens = _count_tokens(model, tensors, placeholder)
         except Exception as raised:  # noqa: BLE001 - model code raises anything
             error = error or raised
         else:
             num_found += 1
-            yield InsertedImage(tensors, (placeholder,) * num_tokens)
+            yield InsertedMedia(tensors, (placeholder,) * num_tokens)
     if error is not None and not num_found:
         raise error
 
 
-def _count_tokens(model: Any, tensors: Sequence[Media]) -> int:  # noqa: ANN401 - as `_Settings`
-    """Return the number of tokens that an image takes; 1 for a model without a function that says it."""
-    owners = (model, getattr(model, "model", None))
-    functions = (getattr(owner, "get_image_features", None) for owner in owners)
+# In the message of a model that got another number of tokens.
+_NUM_FEATURES = re.compile(r"features: (\d+)")
+
+
+def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int:  # noqa: ANN401 - as `_Settings`
+    """Return the number of tokens that an image or sound takes: its features, or 1 for a model that tells none."""
+    owners = (getattr(model, "model", None), model)  # the outer one may not name its arguments
+    kind = "audio" if tensors[0].name == _SOUND else "image"
+    functions = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
     function = next((one for one in functions if one is not None), None)
-    if function is None:
-        return 1
     parameter = next(model.parameters())
+    inputs = {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+        for name, value in join_media([tensors]).items()
+    }
+    if function is None:
+        ids = torch.tensor([[0, placeholder, placeholder, 0]], device=parameter.device)
+        try:
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+        except Exception as error:  # noqa: BLE001 - code of the model
+            named = _NUM_FEATURES.search(str(error))
+            return int(named[1]) if named is not None else 1
+        return 1
     known = inspect.signature(function).parameters
-    result = function(
-        **{
-            name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
-            for name, value in join_media([tensors]).items()
-            if name in known
-        }
-    )
+    result = function(**{name: value for name, value in inputs.items() if name in known})
     features = getattr(result, "pooler_output", result)
     parts = features if isinstance(features, list | tuple) else [features]
     return sum(part.shape[:-1].numel() for part in parts)
@@ -330,7 +339,7 @@ def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
         2,
         decoder_start=limits.decoder_start,
     )
-    batch = insert_images(batch, limits, 0, ((0.0, 0.7), ()))
+    batch = insert_media(batch, limits, 0, ((0.0, 0.7), ()))
     if loaded.can_generate:
         generate(loaded, batch)
     else:
@@ -338,7 +347,15 @@ def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
         model(**model_inputs(batch, next(model.parameters())))
 
 
-_PARTS = ("vision_config", "vit_config", "vision_tower_config", "thinker_config")
+_SOUND = "input_features"
+_PARTS = (
+    "vision_config",
+    "vit_config",
+    "vision_tower_config",
+    "thinker_config",
+    "audio_config",
+    "encoder_config",
+)
 
 
 def _likely_images(
@@ -347,6 +364,9 @@ def _likely_images(
 ) -> Iterator[list[tuple[Media, ...]]]:
     """Yield the tensors of one image, for several sizes, in each form that a model may take."""
     read = _Settings(model, _PARTS).read
+    if "pixel_values" not in arguments:
+        yield from _likely_sounds(read, arguments)
+        return
     channels = read("num_channels", "in_channels", "in_chans") or 3
     height, width = _image_size(read)
     patch = read("patch_size") or 14
@@ -422,6 +442,25 @@ def _likely_images(
             for num_tiles in (1, 2)
         ]
     yield [(of_row,)]
+
+
+def _likely_sounds(
+    read: Callable[..., Any], arguments: Mapping[str, object]
+) -> Iterator[list[tuple[Media, ...]]]:
+    """Yield the spectrogram of one sound with its mask, whole and with padding, in each form that a model may take."""
+    width = read("num_mel_bins", "input_dim") or 80
+    positions = read("max_source_positions")
+    length = 2 * positions if positions else _NUM_FRAMES
+    masks = [
+        name for name in arguments if name.endswith(("feature_attention_mask", "features_mask"))
+    ]
+    for is_wide in (True, False):
+        sounds = []
+        for part in (length, 2 * length // 3):
+            shapes = [(1, width, one) if is_wide else (1, one, width) for one in (length, part)]
+            mask = [Media(name, (1, length), numbers=(1,), extent=(1, part)) for name in masks]
+            sounds.append((Media(_SOUND, shapes[0], extent=shapes[1]), *mask))
+        yield sounds
 
 
 def _numbers(name: str, values: Sequence[int]) -> Media:

@@ -123,7 +123,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
     Rows keep the padding of their batch, so that every tensor has a partner of the same shape. Batches of texts with
     images stay whole: the values of a tower have no rows.
     """
-    whole = [batch for batch in batches if batch.holds_images]
+    whole = [batch for batch in batches if batch.holds_media]
     return [
         Work(batch, BatchSource(batch.number))
         if batch in whole

@@ -6,7 +6,7 @@ Importing this package does not import torch: a batch makes its tensors on acces
 from assay.inputs.batches import (
     Batch,
     InputPlan,
-    InsertedImage,
+    InsertedMedia,
     Media,
     ModelLimits,
     Prompt,
@@ -22,13 +22,13 @@ from assay.inputs.planning import (
     BatchOptions,
     LengthRange,
     describe_hard_cases,
-    insert_images,
+    insert_media,
     parse_lengths,
     plan_batches,
 )
 
 __all__ = [
-    "LONG_LENGTH", "Batch", "BatchOptions", "InputPlan", "InsertedImage", "LengthRange", "Media", "ModelLimits", "Prompt", "PromptLine", "built_in_texts",
-    "describe_hard_cases", "insert_images", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
+    "LONG_LENGTH", "Batch", "BatchOptions", "InputPlan", "InsertedMedia", "LengthRange", "Media", "ModelLimits", "Prompt", "PromptLine", "built_in_texts",
+    "describe_hard_cases", "insert_media", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

@@ -91,8 +91,8 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class InsertedImage:
-    """The tensors of one image in a text, and the tokens that it takes there."""
+class InsertedMedia:
+    """The tensors of one image or sound in a text, and the tokens that it takes there."""
 
     tensors: tuple[Media, ...]
     ids: tuple[int, ...]
@@ -158,16 +158,16 @@ class ModelLimits:
     """First ids of a decoder that reads the prompt through an encoder."""
     media: Media | None = None
     """The image or sound of each row; None for a model of text."""
-    images: tuple[InsertedImage, ...] = ()
-    """Images of several sizes that a text may hold; empty for other models."""
+    images: tuple[InsertedMedia, ...] = ()
+    """Images or sounds of several sizes that a text may hold; empty for other models."""
     placeholders: tuple[int, ...] = ()
     """The token that an image replaces."""
     marked_in: tuple[str, ...] = ()
     """Arguments that are 1 for the placeholders and 0 for other tokens."""
     seen_in: str = ""
     """The argument for the images that each token attends to, (B, T, images, tiles); "" without one."""
-    no_images: str = ""
-    """Why the texts of a model that reads images hold none; "" for other models."""
+    no_media: str = ""
+    """Why the texts of a model that reads images or sounds hold none; "" for other models."""
     has_tokens: bool = True
     """False for a model of images or sounds alone."""
     end_token_id: int | None = None
@@ -380,8 +380,8 @@ class Batch:
         return max(self.padded_to, *(len(row) for row in self.rows))
 
     @property
-    def holds_images(self) -> bool:
-        """Return True if a text holds an image."""
+    def holds_media(self) -> bool:
+        """Return True if a text holds an image or a sound."""
         return self.length > 0 and any(one.layout != "token" for row in self.media for one in row)
 
     @property

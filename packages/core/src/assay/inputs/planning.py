@@ -112,16 +112,16 @@ def plan_batches(
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
-        batch = insert_images(batch, limits, options.seed, of_rows)
+        batch = insert_media(batch, limits, options.seed, of_rows)
         batches.append(_with_given(batch, members))
     if long_prompt is not None:
         batch = _long_batch(len(batches), len(prompts), long_prompt, limits, options.seed)
-        batches.append(insert_images(batch, limits, options.seed, ((),)))
+        batches.append(insert_media(batch, limits, options.seed, ((),)))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
-    if limits.no_images:
-        notes.append(f"no text holds an image: {limits.no_images}")
+    if limits.no_media:
+        notes.append(f"no text holds an image or a sound: {limits.no_media}")
     prompts = [replace(prompt, media=()) for prompt in prompts]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
 
@@ -139,7 +139,7 @@ def _with_given(batch: Batch, prompts: Sequence[Prompt]) -> Batch:
 _PLACES: tuple[tuple[float, ...], ...] = ((0.5,), (), (0.0, 0.7), (1.0,))
 
 
-def insert_images(
+def insert_media(
     batch: Batch, limits: ModelLimits, seed: int, places: Sequence[Sequence[float]]
 ) -> Batch:
     """Return the batch with images of alternating sizes at these places of each text.
@@ -331,7 +331,16 @@ def describe_hard_cases(batches: Sequence[Batch], limits: ModelLimits) -> dict[s
     ]
     window = limits.sliding_window
     far_possible = limits.max_positions is None or limits.max_positions > _FAR + 1
-    return {
+    of_media = [
+        [any(one.layout != "token" for one in row) for row in batch.media] for batch in batches
+    ]
+    media = {
+        "an image or a sound in a text": any(any(rows) for rows in of_media),
+        "a text without one in the batch of a text with one": any(
+            any(rows) and not all(rows) for rows in of_media
+        ),
+    }
+    return (media if limits.images else {}) | {
         "padding": any(len({len(row) for row in batch.rows}) > 1 for batch in batches),
         "sequence longer than the sliding window": (
             None if window is None else any(length > window for length in num_processed)

@@ -81,8 +81,8 @@ class LoadedModel:
     """First ids of the decoder of an encoder-decoder; empty for other models."""
     media_input: str = ""
     """The argument for images or sounds of a model that takes them without text, or apart from it; "" for others."""
-    image_token_id: int | None = None
-    """The token that an image in a text replaces; None for a model that has none."""
+    media_token_id: int | None = None
+    """The token that an image, or otherwise a sound, in a text replaces; None for a model that has none."""
     is_dequantized: bool = False
     """The files are quantized, and this model was made of their values without the library."""
     notes: tuple[str, ...] = field(default=())
@@ -247,7 +247,7 @@ def _describe(
         can_generate=bool(module.can_generate()),
         decoder_start=_decoder_start(module),
         media_input=_media_input(module),
-        image_token_id=_image_token_id(module.config),
+        media_token_id=_media_token_id(module.config),
         notes=tuple(notes),
     )
 
@@ -417,7 +417,7 @@ _MEDIA = ("pixel_values", "pixel_values_videos", "input_values", "input_features
 def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     """Return the argument for images or sounds of a model that takes them without text, or apart from it.
 
-    Models that put images between the tokens of a text have an `image_token_id` instead.
+    Models that put images between the tokens of a text have a `media_token_id` instead.
     """
     parameters = inspect.signature(module.forward).parameters
     if "input_ids" not in parameters:
@@ -427,9 +427,10 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     return known[0] if known and not is_mixed and not module.can_generate() else ""
 
 
-def _image_token_id(config: object) -> int | None:
-    """Return the token that an image in a text replaces."""
-    found = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+def _media_token_id(config: object) -> int | None:
+    """Return the token that an image in a text replaces, or a sound if there is none for images."""
+    names = (f"{kind}_token_{end}" for kind in ("image", "audio") for end in ("id", "index"))
+    found = (getattr(config, name, None) for name in names)
     return next((id_ for id_ in found if isinstance(id_, int)), None)
 
 

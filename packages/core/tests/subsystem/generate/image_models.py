@@ -1,4 +1,4 @@
-"""Tiny models with random weights that read images inside texts."""
+"""Tiny models with random weights that read images or sounds inside texts."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from transformers import (
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     PreTrainedModel,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
 )
 
 from assay.models.transformers_calls import quiet_transformers
@@ -57,6 +61,11 @@ _GRID_TOWER: dict[str, Any] = {
     "in_channels": 3,
     "initializer_range": 0.1,
 }
+_SOUND_TOWER: dict[str, Any] = {
+    "num_mel_bins": 16,
+    "max_source_positions": 24,
+    "initializer_range": 0.1,
+}
 _MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _GRID_TOKENS: dict[str, Any] = {
     "image_token_id": 310,
@@ -74,6 +83,34 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             text_config={"model_type": "llama", **_TEXT},
             image_token_index=310,
             vision_feature_layer=-1,
+        ),
+    ),
+    "qwen2_audio": (
+        Qwen2AudioForConditionalGeneration,
+        lambda: Qwen2AudioConfig(
+            audio_config={
+                **_SOUND_TOWER,
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "encoder_ffn_dim": 64,
+            },
+            text_config={"model_type": "qwen2", **_TEXT},
+            audio_token_index=310,
+        ),
+    ),
+    "voxtral": (
+        VoxtralForConditionalGeneration,
+        lambda: VoxtralConfig(
+            audio_config={
+                **_SOUND_TOWER,
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 128,
+            },
+            text_config={"model_type": "llama", **_TEXT},
+            audio_token_id=310,
         ),
     ),
     "qwen2_vl": (

@@ -125,3 +125,13 @@ def padding_patches_read(model: Any) -> None:
         return forward(*args, patch_attention_mask=mask, **kwargs)
 
     tower.forward = unmasked
+
+
+def padding_of_sounds_read(model: Any) -> None:
+    tower = model.model.audio_tower
+    forward = tower.forward
+
+    def unmasked(features: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return forward(features, attention_mask=None, **kwargs)
+
+    tower.forward = unmasked

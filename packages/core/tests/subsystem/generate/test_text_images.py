@@ -1,4 +1,4 @@
-"""Models that read images inside texts: the images are made from the seed, and their faults are located."""
+"""Models that read images or sounds inside texts: these are made from the seed, and faults are located."""
 
 import json
 from collections.abc import Callable
@@ -68,6 +68,7 @@ FAULTS = [
     ("qwen3_vl", "positions_resized_by_cubic", "forward", "model.visual"),
     ("gemma3", "image_read_causally", "forward", "model"),
     ("idefics3", "padding_patches_read", "forward", "model.vision_model"),
+    ("qwen2_audio", "padding_of_sounds_read", "forward", "model.audio_tower"),
 ]
 
 

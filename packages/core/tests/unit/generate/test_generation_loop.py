@@ -187,7 +187,7 @@ def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> No
         model = AutoModelForCausalLM.from_config(config).eval()
     loaded = SimpleNamespace(
         model=model, config=config, vocab_size=64, max_positions=None, pad_token_id=0,
-        eos_token_ids=(), can_generate=True, decoder_start=(), media_input="", image_token_id=None,
+        eos_token_ids=(), can_generate=True, decoder_start=(), media_input="", media_token_id=None,
     )  # fmt: skip
 
     limits = limits_of_generation(cast("LoadedModel", loaded))

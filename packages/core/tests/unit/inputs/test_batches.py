@@ -290,7 +290,7 @@ def test_values_of_tokens_are_padded_like_the_tokens() -> None:
 
     assert batch.input_ids.tolist() == [[0, 0, 5], [9, 9, 6]]
     assert batch.inputs["types"].tolist() == [[0, 0, 3], [1, 1, 0]]
-    assert not batch.holds_images
+    assert not batch.holds_media
     # A later token has zeros.
     longer = dataclasses.replace(batch, rows=((5, 7), (9, 9, 6, 8)))
     assert longer.inputs["types"].tolist() == [[0, 0, 3, 0], [1, 1, 0, 0]]

@@ -7,13 +7,13 @@ from assay.inputs import (
     Batch,
     BatchOptions,
     InputPlan,
-    InsertedImage,
+    InsertedMedia,
     LengthRange,
     Media,
     ModelLimits,
     Prompt,
     describe_hard_cases,
-    insert_images,
+    insert_media,
     parse_lengths,
     plan_batches,
 )
@@ -243,7 +243,7 @@ def test_case_that_cannot_occur_in_the_model_is_none() -> None:
 
 
 IMAGES = tuple(
-    InsertedImage((Media("pixel_values", (1, size)),), (90, *[91] * size, 92)) for size in (2, 3)
+    InsertedMedia((Media("pixel_values", (1, size)),), (90, *[91] * size, 92)) for size in (2, 3)
 )
 WITH_IMAGES = dataclasses.replace(LIMITS, images=IMAGES, placeholders=(91,))
 
@@ -251,7 +251,7 @@ WITH_IMAGES = dataclasses.replace(LIMITS, images=IMAGES, placeholders=(91,))
 def test_texts_hold_images_of_several_sizes_at_several_places() -> None:
     batch = Batch(0, ((1, 2, 3, 4), (5, 6)), (0, 1), 0, 4)
 
-    found = insert_images(batch, WITH_IMAGES, 0, ((0.0, 0.5), ()))
+    found = insert_media(batch, WITH_IMAGES, 0, ((0.0, 0.5), ()))
 
     assert found.rows == ((90, 91, 91, 92, 1, 2, 90, 91, 91, 91, 92, 3, 4), (5, 6))
     assert [[one.shape for one in row] for row in found.media] == [[(1, 2), (1, 3)], []]
@@ -263,7 +263,7 @@ def test_text_keeps_a_token_next_to_its_images() -> None:
     limits = dataclasses.replace(WITH_IMAGES, max_positions=11)
     batch = Batch(0, ((1, 2, 3, 4),), (0,), 0, 4)
 
-    found = insert_images(batch, limits, 0, ((0.0, 0.5),))
+    found = insert_media(batch, limits, 0, ((0.0, 0.5),))
 
     assert found.rows == ((90, 91, 91, 92, 1, 2, 3),)
     assert [one.shape for row in found.media for one in row] == [(1, 2)]
@@ -281,7 +281,7 @@ def test_every_batch_has_a_text_without_an_image_and_no_seed_twice() -> None:
     assert len({*seeds}) == len(seeds)
 
 
-def test_given_prompts_hold_no_images() -> None:
+def test_given_prompts_hold_no_media() -> None:
     planned = plan_batches(WITH_IMAGES, BatchOptions(), encode, [Prompt("a", (1, 2))])
 
     assert planned.batches[0].media == ()
@@ -294,13 +294,13 @@ def test_tokens_of_images_are_marked_and_see_the_last_image() -> None:
     )
     limits = dataclasses.replace(
         WITH_IMAGES,
-        images=(InsertedImage(of_image, (91,)),),
+        images=(InsertedMedia(of_image, (91,)),),
         marked_in=("types",),
         seen_in="seen",
     )
     batch = Batch(0, ((1, 2), (3,)), (0, 1), 0, 4)
 
-    found = insert_images(batch, limits, 0, ((0.5, 1.0), ())).inputs
+    found = insert_media(batch, limits, 0, ((0.5, 1.0), ())).inputs
 
     assert found["input_ids"].tolist() == [[1, 91, 2, 91], [0, 0, 0, 3]]
     assert found["types"].tolist() == [[0, 1, 0, 1], [0, 0, 0, 0]]
@@ -310,3 +310,18 @@ def test_tokens_of_images_are_marked_and_see_the_last_image() -> None:
         [[0, 0]] * 4,
     ]
     assert not found["seen"][..., 1].any()
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [(((), ()), [False, False]), (((0.5,), (0.5,)), [True, False]), (((0.5,), ()), [True, True])],
+)
+def test_missing_images_are_a_hard_case(
+    places: tuple[tuple[float, ...], ...], expected: list[bool]
+) -> None:
+    found = insert_media(batch(5, 6, new_tokens=1), WITH_IMAGES, 0, places)
+
+    reach = describe_hard_cases([found], WITH_IMAGES)
+
+    assert [reach["an image or a sound in a text"]] == expected[:1]
+    assert [reach["a text without one in the batch of a text with one"]] == expected[1:]
