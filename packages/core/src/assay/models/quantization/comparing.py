@@ -31,7 +31,7 @@ from assay.models.quantization.stored_weights import (
     WeightStore,
     require_included,
 )
-from assay.models.quantization.weight_formats import count_groups, list_weights
+from assay.models.quantization.weight_formats import count_groups, find_left_out, list_weights
 from assay.progress import counted
 from assay.sites import strip_model_prefixes
 
@@ -187,7 +187,7 @@ def compare_weights(expected: WeightStore, actual: WeightStore) -> WeightCompari
     sides = _Sides(expected, actual)
     pairs, left_expected, left_actual = _match_weights(sides.of_expected, sides.of_actual)
     results: dict[str, WeightResult] = {}
-    not_compared: list[str] = []
+    not_compared = find_left_out(actual, sides.of_actual)
     for pair in counted("compares weights", pairs, "weights"):
         try:
             results[pair.name] = sides.compare(pair)
@@ -294,6 +294,8 @@ class _Sides:
             before = pair.parts[: pair.parts.index(pair.actual)]
             row = sum(_num_rows(_load(self.actual, one, self.of_actual[one])) for one in before)
             expected = _values(expected)[row : row + _num_rows(actual)]
+        if isinstance(expected, Tensor) and expected.dim() == len(shape) + 1:
+            expected = expected.mT.flatten(0, 1)  # experts [experts, inputs, outputs] as rows
         if _shape(expected) != shape:
             raise _ShapeError(f"{pair.name} (expected {_shape(expected)}, actual {shape})")
         if self.expected.quantization and not self.actual.quantization:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.files import read_json_object
-from assay.models.quantization.quantized_weight import Grid, InputRounding, QuantizedWeight
-from assay.models.quantization.stored_weights import WeightStore, open_folder
-from assay.models.quantization.weight_formats import has_known_format, list_weights
+from assay.models.quantization.quantized_weight import InputRounding, QuantizedWeight
+from assay.models.quantization.stored_weights import open_folder
+from assay.models.quantization.weight_formats import MXFP4_EXPERTS, has_known_format, list_weights
 
 
 class DequantizedTensors(Mapping[str, Tensor]):
@@ -62,8 +62,6 @@ def dequantize_folder(
     Raises: UsageError, naming file and key, for unreadable weights.
     """
     stored = open_folder(folder)
-    if stored.quantization.get("quant_method") == "mxfp4":
-        return _read_experts(stored)
     if not has_known_format(stored):
         return None
 
@@ -71,7 +69,10 @@ def dequantize_folder(
         form = forms[name]
         if form is None:
             return stored.read(name)
-        return _dequantize_in(dtype, form.read(stored, name.removesuffix(".weight")))
+        values = _dequantize_in(dtype, form.read(stored, name.removesuffix(".weight")))
+        if form is MXFP4_EXPERTS:
+            values = values.unflatten(0, (stored.shapes[f"{name}_blocks"][0], -1)).mT
+        return values
 
     forms = list_weights(stored)
     quantized = {name for name, form in forms.items() if form is not None}
@@ -99,28 +100,3 @@ def _dequantize_in(dtype: torch.dtype, weight: QuantizedWeight) -> Tensor:
     of_factors, of_product = (one.to(dtype).float() for one in (factors.dequantize(), exact))
     bends = [(exact * (one - exact)).sum(1).abs() for one in (of_factors, of_product)]
     return torch.where((bends[0] >= bends[1])[:, None], of_factors, of_product)
-
-
-_MX_BLOCKS, _MX_SCALES = "_blocks", "_scales"
-
-
-def _read_experts(stored: WeightStore) -> DequantizedTensors:
-    """Read experts in MXFP4: `NAME_blocks` [..., outputs, groups, 16 bytes], `NAME_scales` (E8M0).
-
-    Source of the layout: transformers 5.23, `integrations/mxfp4.py`, which transposes the last two dims.
-    """
-
-    def read(name: str) -> Tensor:
-        blocks = stored.fetch(f"{name}{_MX_BLOCKS}", name)
-        scales = stored.fetch(f"{name}{_MX_SCALES}", name, blocks.shape[:-1])
-        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
-        values = Grid.of_e2m1().table[codes] * torch.exp2(scales.float() - 127)[..., None]
-        return values.flatten(-2).transpose(-2, -1)
-
-    packed = {name.removesuffix(_MX_BLOCKS) for name in stored.shapes if name.endswith(_MX_BLOCKS)}
-    parts = {f"{name}{part}" for name in packed for part in (_MX_BLOCKS, _MX_SCALES)}
-    found: dict[str, Callable[[], Tensor]] = {}
-    for name in (*stored.shapes, *packed):
-        if name not in parts:
-            found[name] = partial(read if name in packed else stored.read, name)
-    return DequantizedTensors(found, packed, stored.dtype)

@@ -262,6 +262,7 @@ class InputRounding:
             outer = torch.finfo(self.scale_dtype).max / scale.amax()
             scale = (scale * outer).to(self.scale_dtype).float() / outer
             scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        scale = scale.to(value.dtype).float()
         rounded = (self.grid.round((parts / scale).cpu()).to(scale) * scale).flatten(-2)
         kept = wide.flatten(0, -2).abs().amax(0) > self.largest_rounded
         return torch.where(kept, wide, rounded).to(value.dtype)

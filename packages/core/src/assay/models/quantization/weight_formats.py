@@ -17,10 +17,14 @@ fp8 weights with a scale per block or row, as DeepSeek and Transformers' fp8 sto
 Sources of the layouts: Transformers 5.23, `integrations/finegrained_fp8.py` (`Fp8Quantize`) and
 `integrations/fbgemm_fp8.py`.
 
+MXFP4 of gpt-oss: experts with a scale of E8M0 per 32 inputs.
+Source of the layout: transformers 5.23, `integrations/mxfp4.py`, which transposes the last two dims.
+
 torchao: int8 or fp8 weights with a scale per row, or per group of a row.
 Source of the layouts: torchao 0.18, `prototype/safetensors` and `quantization/quantize_/workflows`.
 """
 
+import re
 from collections.abc import Mapping
 from math import inf, prod
 
@@ -32,6 +36,7 @@ from assay.files import parse_json
 from assay.foreign_text import shorten
 from assay.models.quantization.quantized_weight import Grid, Groups, InputRounding, QuantizedWeight
 from assay.models.quantization.stored_weights import (
+    ContradictionError,
     Format,
     WeightStore,
     is_named,
@@ -41,10 +46,12 @@ from assay.models.quantization.stored_weights import (
     parse_group_size,
     per_group,
     precision_of,
+    require_included,
     unpack_bits,
 )
 
 _WORD_BITS = 32
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _MOST_BITS = range(2, 9)
 
 # AutoAWQ writes output 8 k + _AWQ_ORDER[i] of a word to its i-th 4 bits.
@@ -546,6 +553,29 @@ def _make_plain(
 TORCHAO = Format(_CODES, _SCALES, (_CODES, _SCALES, _ZEROS), _read_torchao, _torchao_inputs)
 
 
+def _read_experts(stored: WeightStore, name: str) -> QuantizedWeight:
+    """Read `NAME_blocks` [experts, outputs, groups, 16 bytes] and `NAME_scales` (E8M0) as rows of all experts."""
+    blocks = stored.fetch(f"{name}_blocks", name, (None, None, None, _MX_GROUP // 2))
+    scales = stored.fetch(f"{name}_scales", name, tuple(blocks.shape[:-1]))
+    packed = blocks.flatten(0, 1).flatten(1)
+    shape = (len(packed), 2 * packed.shape[1])
+    groups = Groups(shape, (1, _MX_GROUP))
+    values = torch.exp2(scales.float() - _E8M0_BIAS)
+    return QuantizedWeight(
+        codes=unpack_bits(packed, _FP4_BITS, shape[1]),
+        grid=Grid.of_e2m1(),
+        groups=groups,
+        scales=per_group(stored, f"{name}_scales", values, groups),
+        scale_precision=0.0,
+    )
+
+
+_MX_GROUP = 32
+_E8M0_BIAS = 127
+# Its parts are `NAME_blocks`, not `NAME.blocks`, for a weight `NAME` of all experts [experts, inputs, outputs].
+MXFP4_EXPERTS = Format("_blocks", "_scales", ("_blocks", "_scales"), _read_experts)
+
+
 _FORMATS: dict[str, tuple[Format, ...]] = {
     "awq": (AWQ,),
     "bitsandbytes": (FOUR_BITS, INT8),
@@ -553,6 +583,7 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
     "fbgemm_fp8": (FP8_ROWS,),
     "fp8": (FP8_BLOCKS,),
     "gptq": (GPTQ,),
+    "mxfp4": (MXFP4_EXPERTS,),
     "torchao": (TORCHAO,),
     # auto-round 0.16 names the layout in `packing_format`.
     "auto_round:auto_gptq": (GPTQ,),
@@ -593,12 +624,34 @@ def list_weights(stored: WeightStore) -> dict[str, Format | None]:
     found: dict[str, Format | None] = {}
     parts: set[str] = set()
     for one in _formats_of(stored):
+        joint, kind = ("", "") if one is MXFP4_EXPERTS else (".", ".weight")
         for name in stored.shapes:
-            module = name.removesuffix(f".{one.marker}")
+            module = name.removesuffix(f"{joint}{one.marker}")
             if module != name:
-                found[f"{module}.weight"] = one
-                parts |= {f"{module}.{part}" for part in one.parts}
+                found[f"{module}{kind}"] = one
+                parts |= {f"{module}{joint}{part}" for part in one.parts}
     return found | {name: None for name in stored.shapes if name not in parts}
+
+
+def find_left_out(stored: WeightStore, weights: Mapping[str, Format | None]) -> list[str]:
+    """Describe float weights whose like is quantized in other layers, though no setting excludes them."""
+    quantized = {_LAYER_NUMBER.sub("*", name) for name, one in weights.items() if one is not None}
+    found = []
+    for name, form in weights.items():
+        if form is None and _LAYER_NUMBER.sub("*", name) in quantized:
+            module = name.removesuffix(".weight")
+            try:
+                require_included(stored, module)
+                settings = override_settings(stored, module).quantization
+                if settings.get("quant_method") == "compressed-tensors":
+                    _group_of(stored, module)
+            except (ContradictionError, UsageError):
+                continue
+            bits = settings.get("bits")
+            is_named_apart = module in str(settings.get("quant_type"))
+            if not is_named_apart and not (isinstance(bits, int) and bits not in _MOST_BITS):
+                found.append(f"{name} (float, though it is quantized in other layers)")
+    return found
 
 
 def count_groups(stored: WeightStore, weights: Mapping[str, Format | None]) -> int:

@@ -74,7 +74,11 @@ def read(name: str) -> tuple[Tensors, Tensor, Tensor]:
 
 
 def write(folder: Path, name: str, stored: Tensors) -> Path:
-    return write_folder(folder, [{f"{MODULE}.{k}": v for k, v in stored.items()}], SETTINGS[name])
+    settings = dict(SETTINGS[name])
+    facts = settings.pop("metadata", None)  # torchao's, of the weight
+    metadata = None if facts is None else {f"{MODULE}.weight": facts}
+    shard = {f"{MODULE}.{k}": v for k, v in stored.items()}
+    return write_folder(folder, [shard], settings, metadata)
 
 
 def form_of(stored: WeightStore) -> Format:
@@ -344,7 +348,7 @@ def test_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
     text = refusal(tmp_path, CASES["awq"], {}, {"quant_method": "aqlm"})
     assert text == (
         f"{tmp_path}/actual: the quantization method aqlm cannot be read; known methods:"
-        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, torchao,"
+        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, torchao,"
         " auto_round:auto_gptq, auto_round:auto_awq, auto_round:fp8, auto_round:llm_compressor"
     )
 
@@ -357,3 +361,30 @@ def test_groups_larger_than_the_weight_take_no_memory(tmp_path: Path) -> None:
     actual = write_folder(tmp_path / "actual", [stored], settings)
     expected = write_folder(tmp_path / "expected", [{f"{MODULE}.weight": weight}])
     assert not compare_folders(expected, actual).findings
+
+
+SECOND = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "excluded"),
+    [
+        ("compressed-pack4-group", {"ignore": [SECOND]}),
+        ("gptq4-64", {"dynamic": {r"-:.*\.1\.mlp": {}}}),
+        ("awq", {"modules_to_not_convert": ["1.mlp.down_proj"]}),
+        ("torchao-int8-256", {"quant_type": {"default": {}, SECOND: None}}),
+    ],
+)
+def test_a_float_weight_among_quantized_layers_is_named_unless_it_is_excluded(
+    name: str, excluded: dict[str, Any], tmp_path: Path
+) -> None:
+    case, first = CASES[name], SECOND.replace("1", "0")
+    weight = make_weights(0)[NAMES[0]]
+    stored, _ = case.write(weight, no_fault)
+    shard = {f"{first}.{part}": one for part, one in stored.items()} | {f"{SECOND}.weight": weight}
+    both = {f"{first}.weight": weight, f"{SECOND}.weight": weight}
+    expected = write_folder(tmp_path / "expected", [both])
+    text = f"{SECOND}.weight (float, though it is quantized in other layers)"
+    for folder, settings, missing in (("left-out", {}, (text,)), ("excluded", excluded, ())):
+        actual = write_folder(tmp_path / folder, [shard], dict(case.settings) | settings)
+        assert compare_folders(expected, actual).not_compared == missing

@@ -310,8 +310,9 @@ CASES = {
 
 
 def write_folder(
-    folder: Path, shards: Sequence[Tensors], settings: Mapping[str, Any] | None = None
-) -> Path:
+    folder: Path, shards: Sequence[Tensors], settings: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"model_type": "llama"}
     if settings is not None:
@@ -320,7 +321,8 @@ def write_folder(
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({key: value.contiguous().clone() for key, value in shard.items()}, folder / name)
+        tensors = {key: value.contiguous().clone() for key, value in shard.items()}
+        save_file(tensors, folder / name, dict(metadata or {}))
         places |= dict.fromkeys(shard, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
