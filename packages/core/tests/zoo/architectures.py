@@ -1,5 +1,6 @@
 """Every architecture of the installed transformers, found in its own registry, and its tiny configuration."""
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ _REPLACED = {
     "decoder_start_token_id": 0,
     "vision_feature_layer": -1,
     "vision_feature_layers": [-2, -1],
+    "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 _FIRST_TOKENS = {
     "pad_token_id": 0,
@@ -149,19 +151,29 @@ def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
             settings[name] = _FIRST_TOKENS.get(name, num_tokens)
             num_tokens += name not in _FIRST_TOKENS
         else:
+            if name == "rope_parameters" and _reads_sections(config_class):
+                value = {**value, "mrope_section": []}  # noqa: PLW2901 - the model has a default
             reduced = _reduce_value(name, value)
             if reduced is not None:
                 settings[name] = reduced
     return settings
 
 
+def _reads_sections(config_class: type[Any]) -> bool:
+    """Return True if the code of a model divides its heads into sections for the axes of an image."""
+    name = config_class.__module__.replace(".configuration_", ".modeling_")
+    try:
+        return "mrope_section" in inspect.getsource(importlib.import_module(name))
+    except (ImportError, OSError):
+        return False
+
+
 def _reduce_value(name: str, value: object) -> object:
     """Return a smaller value of a setting; None to keep it."""
     if name in _REPLACED:
         return _REPLACED[name]
-    if isinstance(value, dict) and "rope_type" in value:
-        # Half of a head. Models that read no images ignore it.
-        return {**value, "mrope_section": [2, 3, 3]}
+    if isinstance(value, dict) and "mrope_section" in value:
+        return {**value, "mrope_section": [2, 3, 3]}  # half of a head
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None

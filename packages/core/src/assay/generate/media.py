@@ -378,14 +378,29 @@ def _likely_images(
         depth = read("temporal_patch_size") or 1
         # Unequal axes: positions along height and width cannot be swapped.
         sizes = [(2 * merge, 3 * merge), (4 * merge, merge)]
+        merges = [
+            Media(name, (1,), numbers=(merge,)) for name in arguments if name == "image_merge_sizes"
+        ]
         for of_patch in ((channels * depth * patch**2,), (channels, patch, patch)):
             yield [
                 (
                     Media("pixel_values", (high * wide, *of_patch)),
                     _numbers(grid, [1, high, wide][-3 if grid.endswith("thw") else -2 :]),
+                    *merges,
                 )
                 for high, wide in sizes
             ]
+        return
+    if "spatial_shapes" in arguments:
+        unit = read("downsample_factor") or 2
+        yield [
+            (
+                Media("pixel_values", (1, high * wide, channels * patch**2)),
+                _numbers("spatial_shapes", (high, wide)),
+                Media("pixel_attention_mask", (1, high * wide), numbers=(1,)),
+            )
+            for high, wide in ((2 * unit, 3 * unit), (4 * unit, unit))
+        ]
         return
     plain = Media("pixel_values", (1, channels, height, width))
     yield [(plain,)]
