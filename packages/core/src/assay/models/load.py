@@ -171,6 +171,10 @@ def load_model(
             exact = dequantize_folder(folder, load_dtype)
         module, notes = _load_weights(folder, config, load_dtype, options, remote_code, exact)
         if dtype == "float64" or rounded_to is not None:
+            if (method := quantization_of(module)) is not None:
+                raise UsageError(
+                    f"{source.reference}: weights quantized by {method} cannot be widened"
+                )
             widen(module, DTYPES[dtype])
             if exact is not None and (exact := dequantize_folder(folder)):
                 _copy_exact(exact, module)
@@ -334,6 +338,15 @@ def _load_weights(
             f"the checkpoint holds tensors that the model does not use: {name_some(unexpected)}"
         )
     return module, notes
+
+
+def quantization_of(model: Any) -> str | None:  # noqa: ANN401 - any Hugging Face model
+    """Return the method by which the files of `model` are quantized; None if they are not."""
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    return str(getattr(method, "value", method))
 
 
 def _copy_exact(exact: DequantizedTensors, module: nn.Module) -> None:

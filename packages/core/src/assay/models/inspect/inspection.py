@@ -33,9 +33,8 @@ from assay.models.inspect.weights import (
     coarser_dtype,
     compare_with_files,
     measure_difference,
-    quantization_of,
 )
-from assay.models.load import DTYPES, LoadedModel
+from assay.models.load import DTYPES, LoadedModel, quantization_of
 from assay.models.quantization.dequantizing import dequantize_folder, is_quantized
 from assay.models.sources import RemoteCode, local_folder
 from assay.models.stored_tensors import describe_stale_copies, map_folder

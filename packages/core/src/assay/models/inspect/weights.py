@@ -172,15 +172,6 @@ def compare_with_files(
     return result
 
 
-def quantization_of(model: Any) -> str | None:
-    """Return the method by which the files of `model` are quantized; None if they are not."""
-    settings = getattr(model.config, "quantization_config", None)
-    if settings is None:
-        return None
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
-    return str(getattr(method, "value", method))
-
-
 def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters, buffers and other tensor attributes of modules; tied ones under each name."""
     yield from model.named_parameters(remove_duplicate=False)

@@ -1,10 +1,13 @@
 """Quantized folders as plain models: exact, and with the roundings of a library."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.quantization.dequantizing import dequantize_folder, is_quantized
 from packages.core.tests.unit.models.inspect.test_inspection import write_fp8, write_mxfp4
@@ -78,3 +81,19 @@ def test_a_yardstick_has_the_exact_values_and_a_noise_run_rounded_ones(
         rounded = noisy.model.get_parameter(name)
         assert rounded.dtype is torch.bfloat16
         torch.testing.assert_close(rounded.float(), tensors[name], rtol=4 * U, atol=0)
+
+
+def test_weights_that_stay_quantized_cannot_be_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = PreTrainedModel._finalize_model_loading
+
+    def finish_quantized(model: Any, *arguments: Any) -> Any:
+        model.config.quantization_config = {"quant_method": "torchao"}
+        return finish(model, *arguments)
+
+    monkeypatch.setattr(PreTrainedModel, "_finalize_model_loading", staticmethod(finish_quantized))
+    assert load_model("micro:llama", dtype="bfloat16").dtype == "bfloat16"
+    for dtype, rounded_to in (("float64", None), ("float32", "bfloat16")):
+        with pytest.raises(UsageError, match="quantized by torchao cannot be widened"):
+            load_model("micro:llama", dtype=dtype, rounded_to=rounded_to)
