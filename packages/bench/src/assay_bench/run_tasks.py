@@ -221,12 +221,8 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    text = read_text(path, _MAX_BYTES)
-    try:
-        config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UnreadableFileError.of(path, f"not plain YAML: {error}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("task"), str):
+    config = _read_yaml(path, ())
+    if not isinstance(config.get("task"), str):
         raise make_task_error(str(path), "the key task must hold a name")
     if Path(config["task"]).name != config["task"]:
         raise make_task_error(
@@ -234,6 +230,27 @@ def _parse(path: Path) -> dict[str, Any]:
             "the name under the key task must not contain /, because it becomes a file name",
         )
     return config
+
+
+def _read_yaml(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    """Read a mapping, with the keys of the files under its key `include`, which are relative to it.
+
+    including: the files that include this one.
+    """
+    if path in including:
+        raise make_task_error(str(including[0]), f"{path} includes itself")
+    text = read_text(path, _MAX_BYTES)
+    try:
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UnreadableFileError.of(path, f"not plain YAML: {error}") from None
+    if not isinstance(config, dict):
+        raise make_task_error(str(path), "expected keys with values, such as task: NAME")
+    named = config.pop("include", [])
+    included: dict[str, Any] = {}
+    for one in named if isinstance(named, list) else [named]:
+        included |= _read_yaml(path.parent / str(one), (*including, path))
+    return included | config
 
 
 def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:

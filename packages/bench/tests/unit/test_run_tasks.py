@@ -90,7 +90,10 @@ def test_invalid_suite_names_the_key(tmp_path: Path, text: str, told: str) -> No
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[1]", "the key task must hold a name"),
+        ("[1]", "expected keys with values, such as task: NAME"),
+        ("a: 1", "the key task must hold a name"),
+        ("task: a\ninclude: t.yaml", "t.yaml includes itself"),
+        ("task: a\ninclude: absent.yaml", "absent.yaml: cannot be read: No such file"),
         ("task: a\ndataset_path: json", "expected dataset_kwargs"),
         (
             "task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: d}}",
@@ -112,6 +115,18 @@ def test_invalid_task_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
         load_task(str(path), tmp_path)
+
+
+def test_a_task_file_includes_others_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "base.yaml").write_text("doc_to_text: a\noutput_type: generate_until\n")
+    (tmp_path / "tasks" / "t.yaml").write_text("include: base.yaml\ntask: t\ndoc_to_text: b\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_task("tasks/t.yaml", tmp_path) == {
+        "doc_to_text": "b", "output_type": "generate_until", "task": "t",
+    }  # fmt: skip
 
 
 def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
