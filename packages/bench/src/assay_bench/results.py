@@ -254,14 +254,14 @@ def _headline(results: dict[str, LevelResult]) -> str:
     unjudged = [name for name, one in levels.items() if one.verdict is None]
     match outcome:
         case Outcome.PASS:
-            words = f"better than a guess: {', '.join(names)}"
+            words = f"Better than a guess: {', '.join(names)}"
         case Outcome.FAIL:
-            words = f"failed: {', '.join(names)}"
+            words = f"Failed: {', '.join(names)}"
         # Only a task with too few items has items and is not compared.
         case _ if names and all(levels[name].compared for name in names):
             words = f"{UNDERPOWERED} {', '.join(names)}"
         case _:
-            words = f"not compared: {', '.join(names)}" if names else "no task was judged"
+            words = f"Not compared: {', '.join(names)}" if names else "No task was judged"
     if unjudged and names:
         words += f"; not judged: {', '.join(unjudged)}"
     return f"{words}."

@@ -76,7 +76,7 @@ def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("--output", str(folder / name)),
         )
         assert (code, verdict["verdict"], verdict["compared"]) == (0, "PASS", 120), verdict
-        assert verdict["headline"] == "better than a guess: library-text, counting."
+        assert verdict["headline"] == "Better than a guess: library-text, counting."
     return folder
 
 

@@ -115,7 +115,7 @@ def test_task_without_items_is_not_a_pass() -> None:
     few = task(answered(3, 4).items, name="few", chance=0.25)
     verdict = judge_scores(evaluation(task([], name="empty"), few, answered(90, 100)))
     assert verdict.verdict is verdict.levels["empty"].verdict is Outcome.NOT_COMPARED
-    assert verdict.headline == "not compared: empty, few."
+    assert verdict.headline == "Not compared: empty, few."
 
 
 def test_generated_text_of_a_model_that_gives_nan_fails() -> None:
@@ -128,11 +128,11 @@ def test_task_without_a_right_answer_is_not_judged() -> None:
     nothing, something = answered(0, 40), task(answered(90, 100).items, name="choices", chance=0.25)
     verdict = judge_scores(evaluation(nothing))
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.headline == "no task was judged."
+    assert verdict.headline == "No task was judged."
     assert "no answer is right" in str(verdict.levels["sums"].reason)
     both = judge_scores(evaluation(nothing, something))
     assert (both.verdict, both.levels["sums"].verdict) == (Outcome.PASS, None)
-    assert both.headline == "better than a guess: choices; not judged: sums."
+    assert both.headline == "Better than a guess: choices; not judged: sums."
 
 
 def test_only_the_chosen_metric_is_judged() -> None:
