@@ -40,6 +40,7 @@ _REPLACED = {
     "decoder_start_token_id": 0,
     "vision_feature_layer": -1,
     "vision_feature_layers": [-2, -1],
+    "cross_attention_layers": [1],
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 _FIRST_TOKENS = {
