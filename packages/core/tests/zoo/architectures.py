@@ -41,6 +41,8 @@ _REPLACED = {
     "vision_feature_layer": -1,
     "vision_feature_layers": [-2, -1],
     "cross_attention_layers": [1],
+    "intermediate_layers_indices": [0],
+    "vision_output_dim": 128,  # of the last layer and one other
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 _FIRST_TOKENS = {
