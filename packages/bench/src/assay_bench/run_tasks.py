@@ -405,10 +405,13 @@ class Backend:
 
     @property
     def is_local(self) -> bool:
-        """Return True if the model is a folder."""
-        name = self.arguments.get("pretrained", "")
-        return bool(name) and resolve_model(name).kind == "folder"
+        """Return True if the model, and any tokenizer and adapter, are folders."""
+        names = [self.arguments[key] for key in _MODEL_KEYS if key in self.arguments]
+        return bool(names) and all(Path(name).is_dir() for name in names)
 
+
+# Arguments of lm-eval's class `hf` that can name a repository on the hub.
+_MODEL_KEYS = ("pretrained", "tokenizer", "peft", "delta")
 
 # Variable with the file for the message of an error in lm-eval's process.
 FAILURE_FILE = "ASSAY_BENCH_FAILURE_FILE"

@@ -13,6 +13,7 @@ from assay_bench.comparing import Terms
 from assay_bench.run_tasks import (
     DONE_FILE,
     TASKS,
+    Backend,
     EvaluationRequest,
     Settings,
     TaskSuite,
@@ -185,6 +186,23 @@ def test_only_hf_gets_another_default_batch_size(
     words = command_line(backend, TaskSuite(tasks=["mmlu"]), Settings(), tmp_path)
     place = words.index("--output_path") + 2
     assert words[place:] == [*size, "--log_samples"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_local"),
+    [
+        ({"pretrained": "FOLDER"}, True),
+        ({"pretrained": "FOLDER", "tokenizer": "FOLDER", "dtype": "float32"}, True),
+        ({"pretrained": "FOLDER", "tokenizer": "org/tokenizer"}, False),
+        ({"pretrained": "org/model"}, False),
+        ({"model": "name", "base_url": "http://localhost"}, False),
+    ],
+)
+def test_only_folders_need_no_hub(
+    arguments: dict[str, str], is_local: bool, tmp_path: Path
+) -> None:
+    found = {key: value.replace("FOLDER", str(tmp_path)) for key, value in arguments.items()}
+    assert Backend("hf", found).is_local is is_local
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "auto:0", "all", "1.5", ""])

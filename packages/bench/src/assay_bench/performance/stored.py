@@ -83,6 +83,11 @@ def compare_stored(
         margin=margin,
         suites=compared,
         not_compared=missing,
+        skipped={
+            suite: reason
+            for suite, reason in first.skipped.items()
+            if suite in second.skipped and suite not in missing
+        },
         environments={
             side: {"name": str(path), "run": one.run, "versions": one.versions}
             for side, path, one in zip(SIDES, paths, (first, second), strict=True)

@@ -75,6 +75,15 @@ def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
     }
 
 
+def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
+    skipped = {"collectives": "needs 2 devices"}
+    before, after = (
+        write_runs(tmp_path / name, [1.0] * 6, skipped=skipped) for name in ("before", "after")
+    )
+    found = compared(tmp_path, before, after)
+    assert (found.verdict, found.skipped) == ("PASS", skipped)
+
+
 @pytest.mark.parametrize("name", ["machine", "model"])
 def test_another_machine_or_model_is_refused(name: str, tmp_path: Path) -> None:
     before = write_runs(tmp_path / "before", [1.0])
