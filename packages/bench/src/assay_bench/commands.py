@@ -152,7 +152,7 @@ def ab(
     (underpowered: the interval is too wide; or a suite ran on only one side).
     """
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.records import make_request
+    from assay_bench.performance.records import choose_suites, make_request
     from assay_bench.performance.running import (
         Environment,
         compare_environments,
@@ -164,7 +164,13 @@ def ab(
     if any(map(find_stored, environments)):
         one, other = map(read_stored, environments)
         folder = RunFolder.create("bench ab", output)
-        stored = compare_stored((one, other), environments, margin=margin, folder=folder.path)
+        stored = compare_stored(
+            (one, other),
+            environments,
+            suites=choose_suites(suite or []),
+            margin=margin,
+            folder=folder.path,
+        )
         _end_ab(stored, as_json=as_json)
     request = make_request(suite or [], run, model)
     require_blocks(blocks)

@@ -12,7 +12,7 @@ from statistics import median
 from assay.errors import UsageError
 from assay.files import read_sealed, write_whole
 from assay.runs import provenance
-from assay_bench.performance.records import RESULT_FILE, SUITES, PerformanceResult, SuiteResult
+from assay_bench.performance.records import RESULT_FILE, PerformanceResult, SuiteResult
 from assay_bench.performance.running import (
     COMPARISON_FILE,
     MIN_BLOCKS,
@@ -51,11 +51,13 @@ def compare_stored(
     sides: tuple[list[PerformanceResult], list[PerformanceResult]],
     paths: tuple[Path, Path],
     *,
+    suites: Sequence[str],
     margin: float,
     folder: Path,
 ) -> EnvironmentComparison:
     """Compare the runs of both sides, judge if B is slower, and write ab.json into `folder`.
 
+    suites: those to compare, of which each may be absent.
     With fewer than 6 runs of each side, every suite is underpowered.
     Raises: UsageError for another machine or model.
     """
@@ -69,7 +71,7 @@ def compare_stored(
     ]
     compared: list[SuiteComparison] = []
     missing: dict[str, str] = {}
-    for suite in SUITES:
+    for suite in suites:
         lists = ([block.expected for block in blocks], [block.actual for block in blocks])
         has = [all(_has(suite, results) for results in side) for side in lists]
         if all(has):
@@ -86,7 +88,7 @@ def compare_stored(
         skipped={
             suite: reason
             for suite, reason in first.skipped.items()
-            if suite in second.skipped and suite not in missing
+            if suite in second.skipped and suite in suites and suite not in missing
         },
         environments={
             side: {"name": str(path), "run": one.run, "versions": one.versions}

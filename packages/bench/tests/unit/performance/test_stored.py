@@ -7,6 +7,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import write_whole
+from assay_bench.performance.records import SUITES
 from assay_bench.performance.running import (
     COMPARISON_FILE,
     EnvironmentComparison,
@@ -25,10 +26,11 @@ def write_runs(folder: Path, seconds: Sequence[float], **update: object) -> Path
     return folder
 
 
-def compared(tmp_path: Path, before: Path, after: Path) -> EnvironmentComparison:
-    return compare_stored(
-        (read_stored(before), read_stored(after)), (before, after), margin=0.05, folder=tmp_path
-    )
+def compared(
+    tmp_path: Path, before: Path, after: Path, suites: Sequence[str] = tuple(SUITES)
+) -> EnvironmentComparison:
+    sides = read_stored(before), read_stored(after)
+    return compare_stored(sides, (before, after), suites=suites, margin=0.05, folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
         "prefill": "not every run of B measured it",
         "decode": "not every run of A measured it",
     }
+    assert compared(tmp_path, before, after, ["decode"]).not_compared.keys() == {"decode"}
 
 
 def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
