@@ -130,7 +130,7 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     assert verdict.verdict is Outcome.FAIL, reason
     assert "the norm of the gradient of step 1 is" in reason
     assert (
-        "with another split of the rows; 4 times as large, although the loss agrees. That is the inverse"
+        "with another split of the rows; 4 times as large there, although the loss agrees. That is the inverse"
         in reason
     )
     assert "their gradients are divided by their number twice" in reason

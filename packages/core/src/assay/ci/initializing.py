@@ -111,7 +111,7 @@ def make_files(
         "models": models or [NO_MODEL],
         "label": "assay",
         "install": ["--editable", "."] if (root / "pyproject.toml").is_file() else [],
-        "branch": branch or _default_branch(root),
+        "branch": branch or default_branch(root),
         "repository": ASSAY,
         "commit": commit or tag,
         "comment": f" # {tag}" if commit else "",
@@ -123,7 +123,7 @@ def make_files(
     }
 
 
-def _default_branch(root: Path) -> str:
+def default_branch(root: Path) -> str:
     """Read the branch that the remote calls its default, else the current one. A worktree has neither file."""
     for file, prefix in (("refs/remotes/origin/HEAD", "remotes/origin"), ("HEAD", "heads")):
         path, start = root / ".git" / file, f"ref: refs/{prefix}/"

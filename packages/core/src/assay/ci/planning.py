@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from assay.ci.configuration import TIERS, Configuration, list_steps, suggest
+from assay.ci.configuration import TIERS, Configuration, Step, list_steps, suggest
 from assay.files import read_json_object
 from assay.foreign_text import one_line
 
@@ -37,6 +37,15 @@ class Plan:
     """The reason for no job; "" if there are jobs."""
     refused: str = ""
     """The error in the request; "" in a valid one."""
+    without_runner: str = ""
+    """MACHINE or MACHINE/TIER that the label names, if no runner of GitHub is that machine."""
+
+    def steps(self, configuration: Configuration) -> list[Step]:
+        """Return the commands of all jobs, or those of the machine without a runner."""
+        name, _, tier = self.without_runner.partition("/")
+        targets = [(job.target, job.tier) for job in self.jobs]
+        targets += [(name, tier)] if name else []
+        return [step for target in targets for step in list_steps(configuration, *target)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON."""
@@ -69,7 +78,7 @@ def plan_label(configuration: Configuration, label: str) -> Plan:
     if not configuration.machines[name].runs_on:
         command = shlex.join(["assay", "ci", "run", name, *(["--tier", tier] if tier else [])])
         why = f"machines.{name} has no runs-on, the labels of a runner; on that machine: {command}"
-        return Plan(event, nothing=why)
+        return Plan(event, nothing=why, without_runner=target)
     return Plan(event, (_make_job(configuration, name, tier),))
 
 
@@ -113,6 +122,8 @@ def describe_plan(configuration: Configuration, plan: Plan) -> str:
         lines.append(f"  refused: {plan.refused}")
     elif plan.nothing:
         lines.append(f"  nothing to do: {plan.nothing}")
+        steps = plan.steps(configuration)
+        lines += [f"    {step.tier}: {shlex.join(('assay', *step.words))}" for step in steps]
     return "\n".join(lines)
 
 

@@ -59,7 +59,13 @@ def init(
 
     Exit code: 0; 2 if a file exists, or nothing was written.
     """
-    from assay.ci.initializing import NO_MODEL, find_models, make_files, read_machine
+    from assay.ci.initializing import (
+        NO_MODEL,
+        default_branch,
+        find_models,
+        make_files,
+        read_machine,
+    )
     from assay.files import write_whole
 
     if not (root / ".git").exists():
@@ -74,6 +80,8 @@ def init(
     )
     for path, text in files.items():
         print_error(f"{path}: {len(text.splitlines())} lines")
+    if not no_workflows:
+        print_error(f"default branch: {branch or default_branch(root)} (--branch names another)")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was written: without a terminal, add --yes")
@@ -118,7 +126,7 @@ def plan(
     Exit code: 0, also if there is nothing to do; 2 if the label or assay.toml is wrong.
     """
     from assay.ci import planning
-    from assay.ci.configuration import FILE, list_steps, read_configuration
+    from assay.ci.configuration import FILE, read_configuration
     from assay.report.page.html import append_summary
 
     if not label and os.environ.get("GITHUB_OUTPUT") and not (root / FILE).is_file():
@@ -133,9 +141,7 @@ def plan(
         plans = planning.plan_all(read)
     else:
         plans = [planning.plan_label(read, label) if label else planning.plan_run(read, os.environ)]
-    steps = [
-        step for one in plans for job in one.jobs for step in list_steps(read, job.target, job.tier)
-    ]
+    steps = [step for one in plans for step in one.steps(read)]
     for name in _require_valid(steps, root, context.find_root().command):
         print_error(f"assay: options of {name} are not checked: its package is not installed here")
     chosen = plans[0]

@@ -180,7 +180,11 @@ def read_golden(folder: Path) -> GoldenManifest:
     path = folder / MANIFEST
     if not path.is_file():
         begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
-        why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
+        why = (
+            f"it has no {MANIFEST}; it is of training, or its capture did not finish"
+            if begun
+            else f"it has no {MANIFEST}"
+        )
         raise UsageError(f"{folder} is not a golden: {why}")
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema")) != GOLDEN_SCHEMA:

@@ -95,10 +95,10 @@ def headline_of_weight(name: str, result: PortResult, judged: Ratio, num_others:
 
 
 def headline_without_place(places: list[str]) -> str:
-    """List the places that differ, if the first one is not known."""
+    """List the places that differ, the worst first, if the first one in the model is not known."""
     if not places:
         return "The dumps differ."
-    return f"{len(places):,} places differ, and the first is not known: {name_some(places)}."
+    return f"{len(places):,} places differ, and the first is not known; the worst are {name_some(places)}."
 
 
 def headline_of_agreement(compared: int, missing: list[str], norms: int, seen: str) -> str:

@@ -57,6 +57,7 @@ def test_a_machine_without_github_needs_no_runner(root: Path) -> None:
     (step,) = list_steps(configuration, "box")
     assert "sim:fp8/bfloat16" in step.words
     plan = plan_label(configuration, "assay:box")
+    assert [step.tier for step in plan.steps(configuration)] == ["check"]
     assert (plan.jobs, plan.refused) == ((), "")
     assert plan.nothing.endswith("on that machine: assay ci run box")
 

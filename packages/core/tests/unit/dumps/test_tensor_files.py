@@ -293,3 +293,8 @@ def test_dtypes_of_safetensors_have_torch_names(tmp_path: Path) -> None:
     dump = open_dump(tmp_path)
     assert {one.read().dtype for one in dump.tensors} == set(dtypes)
     assert {f"torch.{one.dtype}" for one in dump.tensors} == {str(dtype) for dtype in dtypes}
+
+
+def test_the_arguments_of_a_model_are_its_inputs(tmp_path: Path) -> None:
+    save_file({"input_ids": torch.tensor([[7, 8]])}, tmp_path / "a.safetensors")
+    assert contents(open_dump(tmp_path / "a.safetensors")) == {"(model):input.input_ids": [[7, 8]]}

@@ -51,11 +51,12 @@ class Losses(Record):
     file: str | None = Field(None, description="a file with one JSON object per line")
     step: str = Field("step", description="the name of the step's number in `losses.file`")
     loss: str = Field("loss", description="the name of the loss in `losses.file`")
-    learning_rate: str = Field(
-        "learning_rate", description="the name of the learning rate in `losses.file`"
+    learning_rate: str | None = Field(
+        None,
+        description="the name of the learning rate in `losses.file`, by default learning_rate or lr",
     )
-    grad_norm: str | None = Field(
-        None, description="the name of the gradient's norm in `losses.file`, to be compared"
+    grad_norm: str = Field(
+        "grad_norm", description="the name of the gradient's norm in `losses.file`"
     )
 
     @model_validator(mode="after")

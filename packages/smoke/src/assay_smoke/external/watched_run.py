@@ -156,9 +156,10 @@ class LossReader:
     def __init__(self, losses: Losses, file: Path | None) -> None:
         self._losses, self._file = losses, file
         self._pattern = None if losses.pattern is None else re.compile(losses.pattern)
+        rates = (losses.learning_rate,) if losses.learning_rate else ("lr", "learning_rate")
         self._names = (
-            ("step", losses.step), ("loss", losses.loss), ("lr", losses.learning_rate),
-            ("grad_norm", losses.grad_norm or ""),
+            ("step", losses.step), ("loss", losses.loss), *(("lr", name) for name in rates),
+            ("grad_norm", losses.grad_norm),
         )  # fmt: skip
         # Losses in a copied output belong to an earlier run.
         self._lines_read = len(_whole_lines(file))

@@ -108,3 +108,13 @@ def test_a_file_that_is_begun_anew_is_read_from_its_begin(tmp_path: Path) -> Non
     reader.poll()
 
     assert reader.found == [LoggedLoss(2, 2.0)]
+
+
+@pytest.mark.parametrize("rate", ["lr", "learning_rate"])
+def test_usual_names_of_json_are_read_without_a_key(rate: str, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    reader = LossReader(Losses(file="log.jsonl"), file)
+    file.write_text(f'{{"step": 1, "loss": 2.5, "{rate}": 0.1, "grad_norm": 3.0}}\n')
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(1, 2.5, 0.1, 3.0)]

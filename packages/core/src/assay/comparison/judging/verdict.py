@@ -325,7 +325,7 @@ def _judge_inputs(found: Findings) -> LevelResult:
     if tokens.different_prompts:
         return _fail_ids(tokens.num_prompt_tokens, tokens.different_prompts, "prompts differ")
     if not tokens.num_prompt_tokens:
-        return not_run("no tensor of both dumps is named as the ids of a prompt")
+        return not_run("not both dumps have a tensor input_ids, so prompts were not compared")
     return passed(tokens.num_prompt_tokens)
 
 
@@ -409,7 +409,8 @@ def _name_difference(
     if different:
         return f"The prompts differ: {different[0]}."
     if location is None:
-        return wording.headline_without_place([str(one.port) for one in found.failed])
+        worst = sorted(found.failed, key=lambda one: -one.worst.severity)
+        return wording.headline_without_place([str(one.port) for one in worst])
     for one in quantized:
         if one.module == location.module:
             return f"{one.module} is quantized in {one.side} only: {one.sign}."

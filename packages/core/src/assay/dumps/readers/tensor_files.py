@@ -33,6 +33,8 @@ _MAX_NESTING = 8
 # so only numbers may follow it.
 _CALL = re.compile(r"(?:(.+)\.)?(input(?:\.[A-Za-z_]\w*)?(?:\.\d+)*|output(?:\.\d+)*)")
 _TABLES = (".npz", ".pt", ".pth")
+# Arguments of a model, as libraries name them: inputs, although nothing in the name says so.
+_ARGUMENTS = ("input_ids", "decoder_input_ids", "attention_mask", "position_ids")
 _PARAMETER = re.compile(r"(?:(.+?)\.)?(?:parameter\.)?((?:weight|bias)(?:_\w+)?)")
 
 
@@ -111,6 +113,8 @@ def _guess_site(name: str) -> Site:
     module, port = name, "output"
     if found := _PARAMETER.fullmatch(name):
         module, port = found[1] or "", f"parameter.{found[2]}"
+    elif name in _ARGUMENTS:
+        module, port = "", f"input.{name}"
     elif found := _CALL.fullmatch(name):
         module, port = found[1] or "", found[2]
     return Site(CallSite(0, unwrapped_path(module)), port)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.errors import name_some
+from assay.errors import name_alike, name_some
 from assay.judge.levels import (
     EXACT_NUMBERS,
     LEVEL_OF_PHASE,
@@ -187,12 +187,13 @@ def _notes_on_hidden_updates(judged: Sequence[Judged]) -> list[str]:
     if others := [parameter_of(item) for item in hidden if item.expected < 1]:
         notes.append(
             f"rounding hides errors in the updates of {len(others)} of {len(alone)} parameters: they were"
-            f" checked only for systematic errors: {name_some(others)}"
+            f" checked only for systematic errors: {name_alike(others)}"
         )
     if still:
         notes.append(
             f"the updates of {len(still)} of {len(alone)} parameters were not checked: in"
-            f" {hidden[0].port.dtype}, these weights do not move: {name_some(still)}"
+            f" {hidden[0].port.dtype}, a step is smaller than the rounding of these weights, which float32 or"
+            f" --mixed-precision avoids: {name_alike(still)}"
         )
     return notes
 

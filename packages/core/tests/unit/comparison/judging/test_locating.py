@@ -259,7 +259,7 @@ def test_an_unknown_first_place_is_not_named(tmp_path: Path, wrong: tuple[str, .
     assert verdict.location is None
     assert modules(verdict) == set(wrong)
     assert str(verdict.headline).startswith(
-        f"{len(wrong)} places differ, and the first is not known: "
+        f"{len(wrong)} places differ, and the first is not known; the worst are "
     )
 
 
