@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -28,6 +28,14 @@ def declared() -> dict[str, tuple[RemoteFunction[object, object], object]]:
     return found
 
 
+def name_of(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    name = getattr(annotation, "__name__", str(annotation))
+    arguments = ", ".join(map(name_of, get_args(annotation)))
+    return f"{name}[{arguments}]" if arguments else name
+
+
 @pytest.mark.parametrize("name", sorted(declared()))
 def test_work_has_the_declared_types(name: str) -> None:
     work, annotation = declared()[name]
@@ -35,9 +43,6 @@ def test_work_has_the_declared_types(name: str) -> None:
     request = next(iter(function.parameters.values())).annotation
     types = request, function.return_annotation
     if isinstance(annotation, str):  # of types that the module imports for type checkers only
-        names = [
-            one if isinstance(one, str) else getattr(one, "__name__", str(one)) for one in types
-        ]
-        assert annotation == f"RemoteFunction[{', '.join(names)}]"
+        assert annotation == f"RemoteFunction[{', '.join(map(name_of, types))}]"
     else:
         assert get_args(annotation) == types
