@@ -161,7 +161,8 @@ class Toy:
             size = 1e-7 if "in the last digit" in fault else 1e-3
             gradient += size * noise.normal(size=weight.shape)
             self.moments[name] = (0.9 * self.moments[name] + gradient).astype(np.float32)
-            rate = 0.0 if fault == "warmup" and step == 1 else 1e-3
+            is_still = fault == "frozen after a resume" and self.begin
+            rate = 0.0 if is_still or (fault == "warmup" and step == 1) else 1e-3
             weight -= np.float32(rate) * self.moments[name]  # noqa: PLW2901 - in place
         return loss
 

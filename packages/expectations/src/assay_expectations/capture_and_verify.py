@@ -124,7 +124,8 @@ def with_settings_of_earlier(
             earlier = read_expectation(file)
         except UnreadableFileError:
             continue
-        if (earlier.model, earlier.provenance.run) == (options.model, options.run):
+        is_replaced = file == output or file.stem == earlier.name  # not one with a name of its own
+        if is_replaced and (earlier.model, earlier.provenance.run) == (options.model, options.run):
             settings = earlier.key.content.settings
             if earlier.prompts and prompts is None and given.keys() & {"prompt_length", "chat"}:
                 raise UsageError(
@@ -190,9 +191,11 @@ def _refuse_hidden_change(
         return
     change = find_change(before, expectation)
     if change.kind != "noise":
+        advice = " If the change is intended: --reason TEXT"
+        if before.prompts != expectation.prompts:
+            advice += f". To keep both: --output {path.with_name('NAME.json')}"
         raise UsageError(
-            f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written."
-            " If the change is intended: --reason TEXT"
+            f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written.{advice}"
         )
 
 

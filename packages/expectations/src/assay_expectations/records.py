@@ -153,6 +153,9 @@ def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[
 
 
 STORED_DTYPE = "config.json: dtype"
+_WITHOUT_EFFECT = (
+    f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
+)  # fmt: skip
 
 
 def list_config_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
@@ -166,8 +169,11 @@ def list_config_changes(then: Mapping[str, object], now: Mapping[str, object]) -
 
 
 def can_move_outputs(change: str) -> bool:
-    """Return False for a change of the stored dtype: a run loads the dtype of its RUN."""
-    return not change.startswith(f"{STORED_DTYPE} ")
+    """Return False for a change that no output under given tokens can depend on.
+
+    A run loads the dtype of its RUN, and the ids that begin or end a text choose tokens alone.
+    """
+    return not change.startswith(_WITHOUT_EFFECT)
 
 
 def _shown(values: Mapping[str, object], name: str) -> str:

@@ -283,12 +283,12 @@ def run(  # noqa: PLR0913 - one for each option
 
 
 def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> None:
-    """Print one line, with its reason and command unless it is a whole PASS. An ERROR is no result."""
+    """Print one line, with its reason and command unless it is a whole PASS."""
     from rich.text import Text
 
     from assay.output.console import open_console
 
-    console = open_console(sys.stderr if result.error else results)
+    console = open_console(results)
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
     color = "blue" if result.word == "PASS" else "red"
     rest = f" {result.name} ({result.seconds:.1f} s{again})"

@@ -256,6 +256,16 @@ def test_a_model_that_is_written_to_fails(tmp_path: Path) -> None:
     assert reason == "files in the folder of {model} changed: config.json"
 
 
+def test_a_resume_that_trains_nothing_is_told_as_such(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "frozen after a resume")
+
+    assert failed_levels(verdict) == ["resume"]
+    reason = str(verdict.levels["resume"].reason)
+    assert (
+        reason == "the resumed run changed nothing: its checkpoint of step 6 equals that of step 4"
+    )
+
+
 def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path) -> None:
     verdict = run(tmp_path, "moments dropped")
 
@@ -384,7 +394,7 @@ def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
             main()
 
     assert ended.value.code == 2
-    said = capsys.readouterr().err
+    said = "".join(capsys.readouterr())
     assert said.count(words.replace("PORT", port)) == 1
     assert "Traceback" not in said.partition("Its last lines")[0]
 

@@ -186,7 +186,7 @@ def test_losses_of_overfitting_are_drawn_with_their_target(
     rows.append(loss("overfit-loss", 3, 2.5, 0.5))
     verdict = Verdict(verdict=Outcome.FAIL, noise_ratio=5.0, limit=1.0, statistic="overfit-loss")
     opened = chromium.open(publish_one(Report(tmp_path, verdict, rows)))
-    plot = opened.page.locator("[data-chart=losses] .plot")
+    plot = opened.page.locator("[data-chart=loss] .plot")
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box is not None

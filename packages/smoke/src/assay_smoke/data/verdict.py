@@ -64,8 +64,10 @@ class DataAnswer(Record):
     notes: list[str] = Field(default_factory=list)
 
 
-_DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
-_OTHERWISE: Diagnosis = "inputs-differ"
+_DIAGNOSES: dict[DataLevel, Diagnosis] = {
+    "chat": "inputs-differ", "labels": "inputs-differ", "collator": "inputs-differ",
+    "packing": "inputs-differ", "accumulation": "loss-scale", "workers": "rng-state",
+}  # fmt: skip
 
 QUESTIONS: dict[str, str] = {
     "chat": "Does the template keep all turns, with one BOS and an end for each answer?",
@@ -98,7 +100,7 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     own = list(dict.fromkeys(request.own_code.values()))
     return conclude(
         levels,
-        Cause(_DIAGNOSES.get(failed[0], _OTHERWISE)) if failed else None,
+        Cause(_DIAGNOSES.get(failed[0])) if failed else None,
         notes=dict.fromkeys([*answer.notes, *notes]),
         model={"name": request.model or "generated tokenizers"},
         reference={"run": "the properties of docs/smoke-data.md"},

@@ -140,6 +140,12 @@ def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int
     if run.steps_made != steps:
         made = f"it made {len(run.losses)} steps instead of {steps - first}"
         return None, (first, f"resumed from step {first}, {made}")
+    begin = cycle.saved.get(first)
+    if end is not None and begin is not None and end.hashes == begin.hashes != {}:
+        return None, (
+            first,
+            f"the resumed run changed nothing: its checkpoint of step {steps} equals that of step {first}",
+        )
     if end is None or end.problem is not None or last is None:
         problem = "it wrote no last checkpoint" if end is None else end.problem
         return None, (steps, f"the resumed run: {problem}")
@@ -223,13 +229,21 @@ def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
                 "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
                 " older model"
             )
-            if step > first + 1:
+            if _has_other_rates(cycle, run):
+                cause = "its learning rates differ"
+            elif step > first + 1:
                 schedule = "" if _logs_rates(run) else ", the schedule"
                 cause = (
                     f"the first one agrees: moments{schedule} or random numbers were not restored"
                 )
             return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
+
+
+def _has_other_rates(cycle: Cycle, run: RunEvidence) -> bool:
+    whole = cycle.uninterrupted.losses[run.launch.first_step :]
+    pairs = zip(run.losses, whole, strict=False)
+    return any(one.learning_rate != due.learning_rate for one, due in pairs)
 
 
 def _logs_rates(run: RunEvidence) -> bool:
@@ -310,8 +324,8 @@ _NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided 
 # A norm is this near to a quotient of numbers of micro-batches.
 _NEAR = 0.02
 _LATER = (
-    "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
-    " split"
+    "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are split, or"
+    " padding has labels, or token counts that are unequal only here are averaged"
 )
 
 

@@ -310,7 +310,7 @@ class Cycle:
         losses = self.library.losses
         if not first.losses:
             where = (
-                f"no line of its output matches losses.pattern, {losses.pattern!r}"
+                f"no line of its output matches losses.pattern, '{losses.pattern}'"
                 if losses.pattern is not None
                 else f"losses.file, {losses.file}, is absent or empty"
             )

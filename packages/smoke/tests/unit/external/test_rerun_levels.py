@@ -97,12 +97,19 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
 def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     losses: list[float], reason: str | None
 ) -> None:
-    cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE))
+    whole = [LoggedLoss(None, value) for value in WHOLE]
+    cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE, losses=whole))
     logged = [LoggedLoss(step, value) for step, value in enumerate(losses)]
     run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses, losses=logged)
     assert _first_other_loss(cycle, run) == reason
-    run.losses = [LoggedLoss(one.step, one.value, learning_rate=0.1) for one in logged]
+    run.losses, cycle.uninterrupted.losses = (
+        [LoggedLoss(one.step, one.value, learning_rate=0.1) for one in run_losses]
+        for run_losses in (logged, whole)
+    )
     assert _first_other_loss(cycle, run) == (reason and reason.replace(", the schedule", ""))
+    run.losses = logged
+    other = reason and reason.partition(" (")[0] + " (its learning rates differ)"
+    assert _first_other_loss(cycle, run) == other
     assert _diagnose(cycle, run) == (None if losses[0] == 2.5 else "checkpoint-mismatch")
 
 
