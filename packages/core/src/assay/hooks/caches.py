@@ -132,10 +132,26 @@ def passed_on(output: object) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+# transformers 5.24 calls the argument `cache`, earlier versions `past_key_values`, and most layers of 4.x
+# `past_key_value`.
+_CACHE = "past_key_values"
+_CACHE_ARGUMENTS = (_CACHE, "cache", "past_key_value")
+
+
+def cache_of(arguments: Mapping[str, Any]) -> object:
+    """Return the cache that a model is called with; None without one."""
+    given = (arguments[name] for name in _CACHE_ARGUMENTS if name in arguments)
+    return next((one for one in given if one is not None), None)
+
+
 def find_caches(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return all caches among the arguments, alone or in lists, tuples and dictionaries, with their ports."""
+    """Return all caches among the arguments, alone or in lists, tuples and dictionaries, with their ports.
+
+    A port has one name in all versions of a library, so that its values are compared across them.
+    """
     found = []
-    for name, value in arguments.items():
+    for argument, value in arguments.items():
+        name = _CACHE if argument in _CACHE_ARGUMENTS else argument
         if is_cache(value):
             found.append((name, value))
         elif isinstance(value, list | tuple | dict):

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from assay.hooks.caches import count_tokens
+from assay.hooks.caches import cache_of, count_tokens
 from assay.sites import RowMap
 
 
@@ -109,7 +109,7 @@ class CallTokens:
         """Return the prompt and position of each token."""
         others = (
             self.arguments.get(f"{self.prefix}position_ids"),
-            self.arguments.get("past_key_values"),
+            cache_of(self.arguments),
         )
         return BatchPositions.of_call(self.values, self.mask, *others).rows(0, self.values.shape[1])
 

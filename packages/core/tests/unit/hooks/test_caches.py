@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, LinearAt
 from assay.hooks.caches import (
     Addition,
     CacheTracker,
+    cache_of,
     count_tokens,
     find_caches,
     find_unreadable,
@@ -31,6 +32,15 @@ from assay.hooks.caches import (
     passed_on,
 )
 from assay.hooks.tensors import InPlaceChanges, write_injected
+
+
+def test_a_cache_has_one_port_whatever_a_version_calls_its_argument() -> None:
+    cache = DynamicCache()
+    for name in ("past_key_values", "cache", "past_key_value"):
+        assert find_caches({"hidden_states": None, name: cache}) == [("past_key_values", cache)]
+        assert cache_of({"hidden_states": None, name: cache}) is cache
+    assert find_caches({"layer_past": cache}) == [("layer_past", cache)]
+    assert cache_of({"past_key_values": None}) is None
 
 
 def test_argument_changed_in_place_is_found_under_its_port() -> None:
