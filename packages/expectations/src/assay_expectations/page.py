@@ -70,6 +70,8 @@ class Cell:
 def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
     """Make a cell for each pair of a model and a machine in the expectations of `paths`.
 
+    A file with a name of its own, as for other prompts, has a row of its own.
+
     runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
     Raises: UsageError if there is no expectation, one cannot be read, or two belong to one cell.
     """
@@ -77,14 +79,17 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
     seen = _sightings(runs, page.parent)
     cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():
-        key = expectation.model, expectation.key.machine
+        row = expectation.model
+        if file.stem != expectation.name:
+            row += f" ({file.stem})"
+        key = row, expectation.key.machine
         if key in cells:
             raise UsageError(
                 f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
             )
         captured = str(expectation.provenance.process.get("date", ""))
         cells[key] = Cell(
-            model=expectation.model,
+            model=row,
             machine=expectation.key.machine,
             file=file,
             captured=captured[:16],

@@ -108,12 +108,19 @@ def test_failure_is_shown_for_simultaneous_runs(tmp_path: Path) -> None:
     assert cells_of(tmp_path)["one", "bfloat16"].state == "fail"
 
 
+def test_a_file_with_a_name_of_its_own_has_a_row(tmp_path: Path) -> None:
+    captured(tmp_path / "kept", "one")
+    (tmp_path / "kept" / "acme-a1-bfloat16-one.json").rename(tmp_path / "kept" / "own.json")
+    captured(tmp_path / "kept", "one")
+    assert set(cells_of(tmp_path)) == {("one", "bfloat16"), ("one (own)", "bfloat16")}
+
+
 def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:
-    captured(tmp_path / "kept", "one")
-    (tmp_path / "kept" / "acme-a1-bfloat16-one.json").rename(tmp_path / "kept" / "before.json")
-    captured(tmp_path / "kept", "one")
+    for folder in ("kept", "other"):
+        captured(tmp_path / folder, "one")
+    folders = [tmp_path / "kept", tmp_path / "other"]
     with pytest.raises(UsageError, match="are of one model and machine"):
-        cells_of(tmp_path)
+        collect_cells(folders, tmp_path / "runs", tmp_path / "page.html", datetime.now(UTC))
 
 
 def test_page_shows_states_reasons_and_history(
