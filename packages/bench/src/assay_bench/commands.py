@@ -506,6 +506,8 @@ def _changed_terms(given: dict[str, float | None]) -> dict[str, Any]:
     for option, value in given.items():
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{option} {value:g}: must be finite and greater than 0")
+        if option == "margin" and value is not None and value >= 1:
+            raise UsageError(f"--margin {value:g}: must be below 1; 0.02 is 2 points of accuracy")
     return {_TERMS[name]: value for name, value in given.items() if value is not None}
 
 

@@ -46,7 +46,7 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Terms(Record):
     """The largest acceptable drops of a candidate, and the error rates of the comparison."""
 
-    accuracy: _Positive = 0.02
+    accuracy: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Drop in accuracy, as a share of the items."""
     log_probability: _Positive = 0.01
     """Drop in the log-probability of right answers, in nats per byte."""

@@ -9,6 +9,7 @@ from assay.errors import UsageError
 from assay.files import seal
 from assay.models.sources import hash_files, resolve_model
 from assay.runs import SilentProgress
+from assay_bench.commands import _changed_terms
 from assay_bench.comparing import Terms
 from assay_bench.run_tasks import (
     DONE_FILE,
@@ -75,6 +76,7 @@ def test_sums_are_right() -> None:
     [
         ("tasks = []", "tasks: it needs at least 1 item"),
         ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: it must be greater than 0"),
+        ("tasks = ['a']\nterms = {accuracy = 2}", "terms.accuracy: it must be less than 1"),
         ("tasks = ['a']\nmargin = 1", "margin: Extra inputs are not permitted"),
         ("tasks = [", "Invalid value"),
     ],
@@ -313,3 +315,13 @@ def test_an_interrupted_evaluation_continues_with_its_own_tasks_alone(tmp_path: 
     (tmp_path / "evaluation.json").unlink()
     with pytest.raises(UsageError, match=r"\(2 tasks, no limit\)"):
         evaluate(request.model_copy(update={"suite": TaskSuite(tasks=["cloze"])}), SilentProgress())
+
+
+@pytest.mark.parametrize("margin", [1.0, 3.0])
+def test_a_margin_of_the_whole_accuracy_is_refused(margin: float) -> None:
+    with pytest.raises(UsageError, match=r"must be below 1; 0\.02 is 2 points of accuracy$"):
+        _changed_terms({"margin": margin})
+    assert _changed_terms({"margin": 0.03, "margin-nats": 3.0}) == {
+        "accuracy": 0.03,
+        "log_probability": 3.0,
+    }
