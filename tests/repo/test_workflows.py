@@ -12,7 +12,7 @@ from assay_runners.fleet import read_fleet
 from assay_runners.planning import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY, TIER_SESSIONS
 
 # Started by hand, by a person at a keyboard.
-BY_HAND = {"locked", "published-model", "rehearse", "zoo"}
+BY_HAND = {"locked", "published-packages", "rehearse", "zoo"}
 
 
 @pytest.fixture(scope="module")

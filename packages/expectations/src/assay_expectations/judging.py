@@ -159,7 +159,7 @@ def rms(values_R: Array) -> float:
 
 
 class _Words(NamedTuple):
-    """How a likeness is told."""
+    """Nouns and sentences of `describe_likeness` for one kind of output."""
 
     values: str
     rows: str

@@ -85,7 +85,7 @@ _MAX_POSITIONS = 16
 
 
 class ForcedRows(NamedTuple):
-    """What `run_rows` returns."""
+    """Compared rows of a run."""
 
     rows: list[list[Tensor]]
     """By batch and text, (N, V) in float64: log-probabilities, or the values of other outputs."""

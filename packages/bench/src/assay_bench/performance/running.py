@@ -418,7 +418,7 @@ BLOCK_FILE, PLAN_FILE = "block.json", "plan.json"
 
 
 class Plan(Record):
-    """What a comparison measures: the blocks of its folder belong to it."""
+    """Identity of a comparison. Its folder keeps blocks of this one alone."""
 
     environments: list[str]
     request: SuiteRequest

@@ -39,7 +39,7 @@ _NUM_SAMPLES, _NUM_FRAMES = 4000, 100
 
 
 def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
-    """Return the processor of a model that reads images in texts, or why there is none."""
+    """Return the processor of a model that reads images in texts, or the reason why it has none."""
     if loaded.media_token_id is None:
         return f"{type(loaded.model).__name__} reads no images in texts"
     try:
@@ -51,7 +51,7 @@ def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
 def encode_images(line: PromptLine, processing: ImageProcessing | str, *, as_chat: bool) -> Prompt:
     """Encode a line of a prompts file with its images.
 
-    processing: the model's processor, or why there is none.
+    processing: the model's processor, or the reason why it has none.
     Raises: UsageError.
     """
     if isinstance(processing, str):

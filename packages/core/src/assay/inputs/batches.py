@@ -61,7 +61,7 @@ class Media:
     digest: str = ""
     """The hash of `given`; "" without it."""
     layout: Literal["batch", "row", "token"] = "batch"
-    """What the argument has: all images of the batch, a row of them for each text, or a value for each token."""
+    """First dims of the argument: all images of the batch, images by text, or tokens by text."""
 
     @classmethod
     def of_tensor(cls, name: str, tensor: "torch.Tensor", layout: Any = "batch") -> Self:  # noqa: ANN401 - a literal
@@ -98,7 +98,7 @@ class InsertedMedia:
     ids: tuple[int, ...]
     """Placeholders, with the tokens that begin and end an image."""
     marks: tuple[int, ...] = ()
-    """What `marked_in` has for `ids`; empty for 1 at placeholders."""
+    """Values of `marked_in` for `ids`; empty for 1 at placeholders and 0 elsewhere."""
 
 
 def join_media(
@@ -313,7 +313,7 @@ def _read_line(record: Mapping[str, Any], where: str, folder: Path) -> PromptLin
         raise UsageError(f"{where}: the prompt is empty")
     files = tuple(folder / one for one in images)
     if absent := [one for one in files if not one.is_file()]:
-        raise UsageError(f"{where}: there is no file {absent[0]}")
+        raise UsageError(f"{where}: {absent[0]} does not exist")
     return PromptLine(where, kind, value, files)
 
 

@@ -240,11 +240,6 @@ _LOGGED_CURVES = (
     "What each run logs. The resumed run starts from a checkpoint; the one with another split divides the "
     "rows of a step in another way. The levels above compare them."
 )
-CURVE_TITLES = {
-    "loss": "Loss",
-    "grad-norm": "Gradient norm before clipping",
-    "learning-rate": "Learning rate",
-}
 
 
 def describe_sides(verdict: Verdict) -> str:

@@ -441,7 +441,7 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
 
 
 def _media_token_id(config: object) -> int | None:
-    """Return the token that an image in a text replaces, or a sound if there is none for images."""
+    """Return the token that stands for an image in a text, or for a sound in a model without images."""
     names = (f"{kind}_token_{end}" for kind in ("image", "audio") for end in ("id", "index"))
     found = (getattr(config, name, None) for name in names)
     return next((id_ for id_ in found if isinstance(id_, int)), None)

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -104,47 +102,3 @@ def test_a_setting_that_the_quantizer_changed_fails(tmp_path: Path, fp8: Path) -
 def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not quantized; it takes folders"):
         check(tmp_path, MICRO)
-
-
-_TORCHAO: dict[str, tuple[str, dict[str, Any]]] = {
-    "int8": ("Int8WeightOnlyConfig", {"version": 2}),
-    "int8-groups": ("Int8WeightOnlyConfig", {"version": 2, "granularity": 32}),
-    "int8-inputs": ("Int8DynamicActivationInt8WeightConfig", {"version": 2}),
-    "int4": ("IntxWeightOnlyConfig", {"weight_dtype": "int4", "granularity": 32}),
-    "float8": ("Float8WeightOnlyConfig", {"version": 2}),
-}
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
-@pytest.mark.parametrize("name", _TORCHAO)
-def test_torchao_passes(tmp_path: Path, name: str) -> None:
-    from torchao import quantization  # type: ignore[import-not-found,unused-ignore]
-    from transformers import AutoModelForCausalLM, TorchAoConfig
-
-    kind, settings = _TORCHAO[name]
-    if "weight_dtype" in settings:
-        settings = settings | {"weight_dtype": getattr(torch, settings["weight_dtype"])}
-    if "granularity" in settings:
-        settings = settings | {"granularity": quantization.PerGroup(settings["granularity"])}
-    config = TorchAoConfig(getattr(quantization, kind)(**settings))
-    save_quantized(tmp_path, config, AutoModelForCausalLM)
-    verdict = check(tmp_path, tmp_path / "quantized")
-    assert verdict.passed, str(verdict)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_bitsandbytes_passes(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    save_quantized(tmp_path, BitsAndBytesConfig(load_in_8bit=True), AutoModelForCausalLM)
-    verdict = check(tmp_path, tmp_path / "quantized")
-    assert verdict.passed, str(verdict)
-
-
-def save_quantized(folder: Path, config: Any, model_class: Any) -> None:
-    """Quantize the micro model in bfloat16 by its library."""
-    model_class.from_pretrained(MICRO, dtype=torch.bfloat16).save_pretrained(folder / "narrow")
-    model = model_class.from_pretrained(folder / "narrow", dtype="auto", quantization_config=config)
-    model.save_pretrained(folder / "quantized")

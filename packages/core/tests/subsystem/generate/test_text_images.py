@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from packages.core.tests.subsystem.commands import Finished, run_in_process
 from packages.core.tests.subsystem.generate.image_models import MODELS, save_model, save_processor
@@ -91,12 +92,11 @@ def test_fault_of_an_image_is_located(
 @pytest.fixture(scope="module")
 def processed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a model with its processor, and of two images."""
-    image = pytest.importorskip("PIL.Image")
     model = save_model(tmp_path_factory.mktemp("models") / "llava", "llava")
     save_processor(model)
     for number, size in enumerate([(60, 40), (50, 90)]):
         colors = bytes((7 * one + 13 * (one // 50)) % 256 for one in range(3 * size[0] * size[1]))
-        image.frombytes("RGB", size, colors).save(model / f"{number}.png")
+        Image.frombytes("RGB", size, colors).save(model / f"{number}.png")
     lines = [
         {"text": "Compare <image> with <image>.", "images": ["0.png", "1.png"]},
         {"prompt": "Without an image."},

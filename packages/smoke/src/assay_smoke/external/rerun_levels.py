@@ -141,7 +141,8 @@ def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int
         made = f"it made {len(run.losses)} steps instead of {steps - first}"
         return None, (first, f"resumed from step {first}, {made}")
     begin = cycle.saved.get(first)
-    if end is not None and begin is not None and end.hashes == begin.hashes != {}:
+    hashes = [None if one is None else one.hashes for one in (begin, end, last)]
+    if hashes[1] and hashes[1] == hashes[0] != hashes[2]:
         return None, (
             first,
             f"the resumed run changed nothing: its checkpoint of step {steps} equals that of step {first}",

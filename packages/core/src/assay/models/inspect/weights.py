@@ -138,7 +138,7 @@ def compare_with_files(
     """Compare every parameter and buffer with the stored tensors that make it up.
 
     dtype: the dtype of the load.
-    method: the unknown method by which `stored` is quantized; None if there is none.
+    method: name of an unknown method that quantized `stored`; None for a known one or floats.
     quantized: paths of modules that are compared by other means.
     """
     found = find_sources(model, stored)

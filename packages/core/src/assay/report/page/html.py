@@ -85,6 +85,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         tree=draw_tree(report),
         ranks=draw_ranks(report),
         curves=curves,
+        curve_titles=CURVES,
         depth=depth,
         kl=kl,
         table=table,

