@@ -313,7 +313,7 @@ def _read_line(record: Mapping[str, Any], where: str, folder: Path) -> PromptLin
         raise UsageError(f"{where}: the prompt is empty")
     files = tuple(folder / one for one in images)
     if absent := [one for one in files if not one.is_file()]:
-        raise UsageError(f"{where}: {absent[0]} does not exist")
+        raise UsageError(f"{where}: images: {absent[0]} does not exist")
     return PromptLine(where, kind, value, files)
 
 
