@@ -30,6 +30,8 @@ _INPUTS = {"prompt_length": "8:24", "max_new_tokens": 4}
 _PLANT = """
 def plant(model):
     def scale(module, args, output):
+        if isinstance(output, tuple):
+            return (1.05 * output[0], *output[1:])
         return 1.05 * output
 
     model.get_submodule("{module}").register_forward_hook(scale)
