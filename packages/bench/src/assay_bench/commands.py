@@ -38,7 +38,7 @@ _Suite = Annotated[
 _JudgingSuite = Annotated[
     str | None,
     Option(
-        "Suite whose margins and metrics judge. Default: that of the runs, else offline.",
+        "Suite whose margins, metrics and clusters judge. Default: that of the runs, else offline.",
         "NAME|FILE.toml",
         group="Tasks",
     ),
@@ -171,7 +171,7 @@ def ab(
             margin=margin,
             folder=folder.path,
         )
-        _end_ab(stored, as_json=as_json)
+        _end_ab(stored, folder.path, as_json=as_json)
     request = make_request(suite or [], run, model)
     require_blocks(blocks)
     for path in environments:
@@ -188,17 +188,19 @@ def ab(
             folder=folder.path.resolve(),
             progress=progress,
         )
-    _end_ab(result, as_json=as_json)
+    _end_ab(result, folder.path, as_json=as_json)
 
 
-def _end_ab(result: "EnvironmentComparison", *, as_json: bool) -> NoReturn:
-    """Print the comparison and exit with the code of its verdict."""
+def _end_ab(result: "EnvironmentComparison", folder: Path, *, as_json: bool) -> NoReturn:
+    """Write the verdict into `folder`, print the comparison, and exit with the code of its verdict."""
+    from assay.cli.ending import finish
     from assay.output.console import open_console
-    from assay_bench.performance.running import comparison_line, comparison_table
+    from assay.runs.results import write_results
+    from assay_bench.performance.running import comparison_table, verdict_of
 
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
-    print_text(result.to_json() if as_json else comparison_line(result))
-    raise typer.Exit(result.verdict.exit_code)
+    write_results(verdict_of(result), [], folder)
+    finish(folder, as_json=as_json)
 
 
 @app.command(cls=GroupedCommand)
@@ -430,14 +432,17 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.cli.ending import end_with
     from assay.runs import RunFolder
     from assay_bench.comparison_files import read_sides, write_comparison
+    from assay_bench.run_tasks import read_suite
 
     changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
     metrics: dict[str, tuple[str, ...]] = {}
     for task, name in _parse_pairs("metric", metric or []):
         metrics[task] = (*metrics.get(task, ()), name)
     clusters = dict(_parse_pairs("cluster", cluster or []))
-    was, now = read_sides(base, candidate, clusters)
+    was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
     terms, notes = _choose_terms(was, now, suite)
+    if base.resolve() == candidate.resolve():
+        notes.append("BASE and CANDIDATE are the same: nothing was compared with anything else")
     changed["metrics"] = terms.metrics | metrics
     folder = RunFolder.create("bench compare", output).path
     write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
@@ -470,8 +475,9 @@ def accept(
 
     from assay_bench.baselines import accept as accept_evaluation
     from assay_bench.lm_eval_files import read_evaluation
+    from assay_bench.run_tasks import read_suite
 
-    found = read_evaluation(evaluation)
+    found = read_evaluation(evaluation, read_suite(suite).clusters if suite else None)
     terms, _ = _choose_terms(found, found, suite)
     if name is not None:
         found = replace(found, name=name)

@@ -202,6 +202,8 @@ class Measure:
     low: float
     """Lower bound of the difference, one-sided at the significance."""
     high: float
+    confidence: float
+    """That of the interval from `low` to `high`."""
     margin: float
     num_items: int
     p_worse: float
@@ -423,6 +425,7 @@ class _Column:
             difference=sign * given.mean + 0.0,  # not -0.0
             low=low,
             high=high,
+            confidence=1 - 2 * terms.significance,
             margin=self.margin,
             num_items=given.num_items,
             p_worse=p_worse(given),
@@ -576,6 +579,7 @@ def _movement(
         difference=moved,
         low=low,
         high=high,
+        confidence=1 - tail - terms.significance,
         margin=allowed,
         num_items=squares.num_items,
         p_worse=min(1.0, p),

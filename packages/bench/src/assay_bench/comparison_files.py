@@ -40,15 +40,21 @@ def compare_folders(
 
 
 def read_sides(
-    base: Path, candidate: Path, clusters: Mapping[str, str]
+    base: Path,
+    candidate: Path,
+    clusters: Mapping[str, str],
+    suite_clusters: Mapping[str, str] | None = None,
 ) -> tuple[Evaluation, Evaluation]:
     """Read two folders or baselines, and give them different names.
 
+    clusters: the document field of a task that names the cluster.
+    suite_clusters: the same, of a suite: also of tasks that the sides lack. Baselines keep their own.
     Raises: UsageError for clusters of an unknown task or document field, or if the base is a baseline.
     """
     if clusters and is_baseline(base):
         raise UsageError(f"--cluster: {base} is a baseline, which has the clusters of its run")
-    sides = (_read(base, clusters), base), (_read(candidate, clusters), candidate)
+    fields = {**(suite_clusters or {}), **clusters}
+    sides = (_read(base, fields), base), (_read(candidate, fields), candidate)
     was, now = _named_apart(*sides)
     tasks = list(dict.fromkeys(name.partition(" (")[0] for name in was.tasks))
     if unknown := next((name for name in clusters if name not in tasks), None):
@@ -146,14 +152,14 @@ def measure_in_words(measure: Measure) -> str:
     term = "underpowered: " if measure.judged is Outcome.NOT_COMPARED else ""
     values = (
         f"{term}{_name_in_words(measure)} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
-        f" difference {_number(measure, measure.difference, '+')} ({_number(measure, measure.low, '+')} to"
-        f" {_number(measure, measure.high, '+')}): "
+        f" difference {_number(measure, measure.difference, '+')} ({measure.confidence:.0%} interval"
+        f" {_number(measure, measure.low, '+')} to {_number(measure, measure.high, '+')}): "
     )
     margin = _margin_in_words(measure)
     if measure.name == MOVEMENT:
         return (
             f"{term}movement {_number(measure, measure.candidate)} nats per byte"
-            f" ({_number(measure, measure.low)} to {_number(measure, measure.high)}):"
+            f" ({measure.confidence:.1%} interval {_number(measure, measure.low)} to {_number(measure, measure.high)}):"
             f" {_movement_in_words(measure, margin)}"
         )
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
@@ -324,7 +330,8 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         yield ""
         yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
         yield ""
-    yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
+    interval = f"{1 - 2 * comparison.terms.significance:.0%} interval"
+    yield f"| task | measure | base | candidate | difference | {interval} | margin | items | |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in comparison.parts:
         name = escape_markdown(task.name)

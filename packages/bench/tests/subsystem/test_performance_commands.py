@@ -136,8 +136,10 @@ def test_ab_names_the_slower_suite(
     )  # fmt: skip
     found = printed(done)
     assert (done.returncode, found["verdict"]) == (code, verdict), done.stderr
-    assert {one["suite"]: one["speed"] for one in found["suites"]} == speeds
-    assert len(found["blocks"]) == 6
+    measured = json.loads((tmp_path / "run" / "ab.json").read_text())
+    assert {one["suite"]: one["speed"] for one in measured["suites"]} == speeds
+    assert len(measured["blocks"]) == 6
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 @pytest.mark.long

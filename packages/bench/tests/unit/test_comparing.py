@@ -109,7 +109,7 @@ def test_the_interval_of_a_movement_decides_and_shows_why() -> None:
                 continue
             outcomes.add(one.judged)
             words = measure_in_words(one)
-            low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", words)[0]
+            low, high = re.findall(r"interval ([\d.]+) to ([\d.]+)\)", words)[0]
             assert (one.judged is Outcome.FAIL) == (float(low) > 0.0001), words
             assert (one.judged is Outcome.PASS) == (float(high) < 0.0001), words
             assert (" would" in words) <= (one.candidate < one.margin), words
@@ -146,7 +146,7 @@ def test_underpowered_reports_the_needed_items() -> None:
     verdict, _ = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
     told = "100 items cannot exclude a drop of 2.0%; about 322 would (--limit 322 on both sides) if the candidate is as good"
-    values = "acc 100.0% -> 100.0%, difference +0.0% (-2.6% to +2.6%)"
+    values = "acc 100.0% -> 100.0%, difference +0.0% (90% interval -2.6% to +2.6%)"
     assert verdict.levels["sums"].reason == f"underpowered: {values}: {told}"
 
 
@@ -348,7 +348,7 @@ def test_lower_is_better_where_the_task_says_so() -> None:
     assert judged(rated(40), rated(160)) is Outcome.FAIL
     assert judged(rated(160), rated(40)) is Outcome.PASS
     text = comparison_as_markdown(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS))
-    assert "difference +30.0% (+26.4% to +33.9%)" in text
+    assert "difference +30.0% (90% interval +26.4% to +33.9%)" in text
     assert "higher by more than chance" in text
 
 

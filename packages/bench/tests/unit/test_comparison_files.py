@@ -129,7 +129,13 @@ def test_clusters_of_unknown_tasks_and_of_baselines_are_refused(tmp_path: Path) 
         UsageError, match=r"--cluster mmlu: org/model.* has no such task, only sums"
     ):
         read_sides(folder, folder, {"mmlu": "source"})
-    assert read_sides(folder, folder, {"sums": "source"})[0].tasks["sums"].items[0].cluster == "s0"
+    of_suite = {"sums": "source", "mmlu": "source"}
+    for sides in (
+        read_sides(folder, folder, {"sums": "source"}),
+        read_sides(folder, folder, {}, of_suite),
+    ):
+        assert sides[0].tasks["sums"].items[0].cluster == "s0"
+    assert read_sides(path, folder, {}, of_suite)[0].name == BASE.name
 
 
 BASE = evaluation(

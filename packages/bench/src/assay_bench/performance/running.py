@@ -24,11 +24,12 @@ from rich.table import Table
 
 from assay.errors import MachineError, UsageError
 from assay.files import read_sealed, write_sealed, write_whole
+from assay.judge.levels import LevelResult, conclude, not_compared, not_run
 from assay.judge.wording import format_count
 from assay.launch import SAME_HASHES, ProcessError, end_command
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
-from assay.verdicts import SCHEMA, Outcome, Record
+from assay.verdicts import SCHEMA, Level, Outcome, Record, Verdict
 from assay.watchdog import watched
 from assay_bench.performance.records import (
     NUM_WARMUP_ROUNDS,
@@ -590,37 +591,71 @@ def comparison_table(result: EnvironmentComparison) -> Table:
     return table
 
 
-def comparison_line(result: EnvironmentComparison) -> str:
-    """Describe the verdict, its reason, and what to do if it is undecided."""
-    limit = 1 + result.margin
-    match result.verdict:
-        case Outcome.PASS:
-            words = f"every suite of B takes less than {limit:g} times as long as in A"
-        case Outcome.FAIL:
-            slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
-            words = f"B takes more than {limit:g} times as long as A in {slower}"
-        case _ if result.suites and len(result.blocks) < MIN_BLOCKS:
-            words = (
-                f"underpowered: {format_count(len(result.blocks), 'run')} of each side; an interval needs at least"
-                f" {MIN_BLOCKS}, as each run is one process"
-            )
-        case _ if result.suites and not result.not_compared and not result.took_turns:
-            words = (
-                f"underpowered: an interval contains the limit of {limit:g}; add runs of both sides"
-            )
-        case _ if result.suites and not result.not_compared:
-            words = (
-                f"underpowered: an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
-                " the intervals, and an idle machine can narrow them further"
-            )
-        case _:
-            words = "some suites ran on only one side"
-    if not result.took_turns:
-        words += (
-            ". A and B ran at different times: a change of the machine is part of each ratio (READ B TO A: its own"
-            " read bandwidth). `assay bench ab ENV_A ENV_B` lets two environments take turns"
+_OUTCOMES: dict[Speed, Outcome] = {
+    "slower": Outcome.FAIL,
+    "not slower": Outcome.PASS,
+    "underpowered": Outcome.NOT_COMPARED,
+}
+
+
+def verdict_of(result: EnvironmentComparison) -> Verdict:
+    """Return the verdict, with a level for each suite."""
+    num_blocks = len(result.blocks)
+    levels = {
+        one.suite: LevelResult(
+            Level(verdict=_OUTCOMES[one.speed], reason=_reason(one, result), compared=num_blocks)
         )
-    return f"{result.verdict}: {words}"
+        for one in result.suites
+    }
+    levels |= {name: not_compared(reason) for name, reason in result.not_compared.items()}
+    levels |= {name: not_run(reason) for name, reason in result.skipped.items()}
+    notes = []
+    if not result.took_turns:
+        notes.append(
+            "A and B ran at different times, so a change of the machine is part of each ratio. READ B TO A is that of"
+            " its own read bandwidth. `assay bench ab ENV_A ENV_B` lets two environments take turns"
+        )
+    first, second = (result.environments[side]["name"] for side in SIDES)
+    return conclude(
+        levels,
+        None,
+        model={"name": result.model},
+        reference={"run": f"A: {first}"},
+        candidate={"run": f"B: {second}, {result.run}"},
+        notes=notes,
+        compared=num_blocks * len(result.suites),
+        compared_unit="blocks",
+        headline=_headline(result),
+    )
+
+
+def _headline(result: EnvironmentComparison) -> str | None:
+    limit = 1 + result.margin
+    if result.verdict is Outcome.PASS:
+        return f"Every suite of B takes less than {limit:g} times as long as in A."
+    if result.verdict is Outcome.NOT_COMPARED:
+        return None
+    slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
+    return f"B takes more than {limit:g} times as long as A in {slower}."
+
+
+def _reason(suite: SuiteComparison, result: EnvironmentComparison) -> str | None:
+    """Describe the interval, and what to do if it does not decide."""
+    limit, num_blocks = 1 + result.margin, len(result.blocks)
+    if suite.lower is None or suite.upper is None:
+        return (
+            f"underpowered: {format_count(num_blocks, 'run')} of each side; an interval needs at least {MIN_BLOCKS},"
+            " as each run is one process"
+        )
+    interval = f"{CONFIDENCE:.0%} interval {suite.lower:.3f} to {suite.upper:.3f}"
+    if suite.speed != "underpowered":
+        return f"{interval} is above {limit:g}" if suite.speed == "slower" else None
+    instead = (
+        f"--blocks {4 * num_blocks} halves it, and an idle machine can narrow it further"
+        if result.took_turns
+        else "add runs of both sides"
+    )
+    return f"underpowered: {interval} contains the limit of {limit:g}; {instead}"
 
 
 def _cells(suite: SuiteResult) -> list[str]:

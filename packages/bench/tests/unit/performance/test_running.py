@@ -24,11 +24,11 @@ from assay_bench.performance.running import (
     compare_blocks,
     compare_environments,
     compare_suite,
-    comparison_line,
     judge_speed,
     overall,
     ratio_interval,
     turn_order,
+    verdict_of,
 )
 from packages.bench.tests.unit.performance.sample_results import suite_result
 
@@ -39,8 +39,8 @@ def blocks_of(pairs: list[tuple[float, float]]) -> list[Block]:
     ]
 
 
-def comparison(speed: Speed) -> SuiteComparison:
-    return SuiteComparison(suite="prefill", speed=speed, ratio=1, lower=1, upper=1, block_ratios=[])
+def comparison(speed: Speed, suite: str) -> SuiteComparison:
+    return SuiteComparison(suite=suite, speed=speed, ratio=1, lower=1, upper=1, block_ratios=[])
 
 
 def test_ratio_of_a_block_uses_the_fastest_rounds() -> None:
@@ -55,27 +55,41 @@ def test_contradicting_blocks_are_underpowered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "not_compared", "told"),
+    ("speeds", "not_compared", "verdict", "headline"),
     [
-        (["not slower", "not slower"], {}, "PASS: every suite"),
-        (["not slower", "slower", "underpowered"], {}, "FAIL: B takes more"),
-        (["slower"], {"decode": "B"}, "FAIL: B takes more"),
-        (["not slower", "underpowered"], {}, "NOT_COMPARED: underpowered: an interval contains"),
-        (["not slower"], {"decode": "B"}, "NOT_COMPARED: some suites ran on only one side"),
-        (["underpowered"], {"decode": "B"}, "NOT_COMPARED: some suites ran on only one side"),
-        ([], {}, "NOT_COMPARED"),
+        (["not slower", "not slower"], {}, "PASS", "Every suite of B takes less than 1.05 times"),
+        (["not slower", "slower", "underpowered"], {}, "FAIL", "B takes more than 1.05 times"),
+        (["slower"], {"decode": "B"}, "FAIL", "B takes more than 1.05 times"),
+        (["not slower", "underpowered"], {}, "NOT_COMPARED", None),
+        (["not slower"], {"decode": "B"}, "NOT_COMPARED", None),
+        (["underpowered"], {"decode": "B"}, "NOT_COMPARED", None),
+        ([], {}, "NOT_COMPARED", None),
     ],
 )
 def test_pass_needs_every_suite_not_slower(
-    speeds: list[Speed], not_compared: dict[str, str], told: str
+    speeds: list[Speed], not_compared: dict[str, str], verdict: str, headline: str | None
 ) -> None:
-    suites = [comparison(speed) for speed in speeds]
-    found = EnvironmentComparison(
-        verdict=overall(suites, not_compared), margin=0.05, suites=suites,
-        blocks=blocks_of([(1.0, 1.0)] * 6),
-        not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
+    suites = [comparison(speed, suite=name) for speed, name in zip(speeds, SUITES, strict=False)]
+    found = verdict_of(
+        EnvironmentComparison(
+            verdict=overall(suites, not_compared), margin=0.05, suites=suites,
+            blocks=blocks_of([(1.0, 1.0)] * 6), environments={"A": {"name": "a"}, "B": {"name": "b"}},
+            not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
+        )
     )  # fmt: skip
-    assert comparison_line(found).startswith(told)
+    assert found.verdict == verdict
+    assert (found.headline or "").startswith(headline or "")
+    assert (found.headline is None) is (headline is None)
+    for suite in suites:
+        undecided = suite.speed == "underpowered"
+        reason = found.levels[suite.suite].reason or ""
+        assert reason.startswith("underpowered: 95% interval 1.000 to 1.000") is undecided
+        assert (
+            reason.endswith("--blocks 24 halves it, and an idle machine can narrow it further")
+            is undecided
+        )
+    for suite in not_compared:
+        assert found.levels[suite].verdict == "NOT_COMPARED"
 
 
 def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:

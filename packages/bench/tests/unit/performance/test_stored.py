@@ -11,7 +11,7 @@ from assay_bench.performance.records import SUITES
 from assay_bench.performance.running import (
     COMPARISON_FILE,
     EnvironmentComparison,
-    comparison_line,
+    verdict_of,
 )
 from assay_bench.performance.stored import compare_stored, find_stored, read_stored
 from packages.bench.tests.unit.performance.sample_results import performance_result
@@ -48,7 +48,7 @@ def test_six_runs_of_each_side_decide(
     assert (suite.speed, found.verdict) == (speed, verdict)
     assert suite.ratio == pytest.approx(factor, rel=0.01)
     assert suite.control_ratio == 1.0
-    assert "A and B ran at different times" in comparison_line(found)
+    assert verdict_of(found).notes[0].startswith("A and B ran at different times")
     assert (tmp_path / COMPARISON_FILE).is_file()
 
 
@@ -60,8 +60,9 @@ def test_one_run_of_each_side_is_never_a_verdict(tmp_path: Path) -> None:
     (suite,) = found.suites
     assert (found.verdict, suite.ratio, suite.lower) == ("NOT_COMPARED", 9.0, None)
     assert found.run == "cpu/float32 and cpu/bfloat16"
-    line = comparison_line(found)
-    assert line.startswith("NOT_COMPARED: underpowered: 1 run of each side; an interval needs")
+    (level,) = verdict_of(found).levels.values()
+    assert level.reason is not None
+    assert level.reason.startswith("underpowered: 1 run of each side; an interval needs")
 
 
 def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
