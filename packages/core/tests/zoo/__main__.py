@@ -9,23 +9,26 @@ values that are 5 % too large. A clean FAIL and a fault that is not found at its
 import argparse
 import csv
 import random
+import signal
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
 import assay
 from assay.errors import AssayError
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Coverage, Outcome, Verdict
 from packages.core.tests.zoo.architectures import Architecture, build_tiny, list_architectures
 
+# Ten times what most architectures take.
+_MOST_SECONDS = 120
 _INPUTS = {"prompt_length": "8:24", "max_new_tokens": 4}
 _PLANT = """
 def plant(model):
@@ -70,8 +73,11 @@ def main() -> int:
     part, num_parts = (int(number) for number in given.part.split("/"))
     chosen = [one for one in list_architectures()[part - 1 :: num_parts] if given.only in str(one)]
     rows = []
+    signal.signal(signal.SIGALRM, _raise_timeout)
     for number, one in enumerate(chosen, 1):
+        signal.alarm(_MOST_SECONDS)
         rows.append(check_architecture(one, given.seed))
+        signal.alarm(0)
         print(f"{number} of {len(chosen)}:", *asdict(rows[-1]).values(), sep="  ", flush=True)  # noqa: T201
     print(*summarize(rows), sep="\n")  # noqa: T201
     if given.table is not None:
@@ -80,6 +86,10 @@ def main() -> int:
         print("nothing was checked")  # noqa: T201
         return 1
     return int(any(row.is_wrong for row in rows))
+
+
+def _raise_timeout(*_: object) -> NoReturn:
+    raise TimeoutError(f"over {_MOST_SECONDS} s")
 
 
 def check_architecture(architecture: Architecture, seed: int) -> Row:
@@ -150,9 +160,15 @@ def _describe(verdict: Verdict) -> str:
     reasons = [
         level.reason for level in verdict.levels.values() if level.verdict is verdict.verdict
     ]
-    parts = verdict.coverage.not_run_parts if verdict.coverage is not None else {}
-    reasons += [f"never run: {', '.join(parts)}"] if parts else []
-    return f"NOT_COMPARED: {reasons[0] if reasons else 'coverage'}"
+    if verdict.coverage is not None:
+        reasons += list(_gaps(verdict.coverage))
+    return f"NOT_COMPARED: {'; '.join(reasons) or 'no reason'}"
+
+
+def _gaps(coverage: Coverage) -> Iterator[str]:
+    for name in ("not_run_parts", "not_run", "unused_parameters", "unrouted_experts"):
+        if found := [*getattr(coverage, name)]:
+            yield f"{name}: {', '.join(found[:2])}{' ...' if len(found) > 2 else ''}"  # noqa: PLR2004
 
 
 def _first_line(error: Exception) -> str:

@@ -183,6 +183,8 @@ def _reduce_value(name: str, value: object) -> object:
     if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
         if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
             return [1] * len(value)
+        if re.fullmatch(r"(num_)?(attention_)?heads", name):
+            return [2 if one % 2 == 0 else 1 for one in value]
         if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(value) > 64:
             return [max(8, one // 8) for one in value]
     return None

@@ -88,8 +88,8 @@ def test_pass_needs_every_suite_not_slower(
             reason.endswith("--blocks 24 halves it, and an idle machine can narrow it further")
             is undecided
         )
-    for suite in not_compared:
-        assert found.levels[suite].verdict == "NOT_COMPARED"
+    for name in not_compared:
+        assert found.levels[name].verdict == "NOT_COMPARED"
 
 
 def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:

@@ -48,7 +48,7 @@ class WrongUsage(Protocol):
         """Return the message for the user."""
 
 
-def finish(folder: Path, *, as_json: bool) -> None:
+def finish(folder: Path, *, as_json: bool) -> NoReturn:
     """Write the page of the run in `folder`, show it, and exit with its verdict's code."""
     from assay.api.verdict import CheckedVerdict
 
