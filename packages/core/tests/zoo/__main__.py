@@ -158,7 +158,7 @@ def _describe(verdict: Verdict) -> str:
     if verdict.verdict is Outcome.FAIL:
         return "FAIL"
     reasons = [
-        level.reason for level in verdict.levels.values() if level.verdict is verdict.verdict
+        level.reason or "" for level in verdict.levels.values() if level.verdict is verdict.verdict
     ]
     if verdict.coverage is not None:
         reasons += list(_gaps(verdict.coverage))
@@ -168,7 +168,7 @@ def _describe(verdict: Verdict) -> str:
 def _gaps(coverage: Coverage) -> Iterator[str]:
     for name in ("not_run_parts", "not_run", "unused_parameters", "unrouted_experts"):
         if found := [*getattr(coverage, name)]:
-            yield f"{name}: {', '.join(found[:2])}{' ...' if len(found) > 2 else ''}"  # noqa: PLR2004
+            yield f"{name}: {', '.join(found[:2])}{' ...' if len(found) > 2 else ''}"
 
 
 def _first_line(error: Exception) -> str:

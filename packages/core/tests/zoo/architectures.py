@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,12 +181,18 @@ def _reduce_value(name: str, value: object) -> object:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
     if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
-        if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
-            return [1] * len(value)
-        if re.fullmatch(r"(num_)?(attention_)?heads", name):
-            return [2 if one % 2 == 0 else 1 for one in value]
-        if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(value) > 64:
-            return [max(8, one // 8) for one in value]
+        return _reduce_stages(name, value)
+    return None
+
+
+def _reduce_stages(name: str, values: Sequence[int]) -> list[int] | None:
+    """Return smaller values of the stages of a tower; None to keep them."""
+    if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
+        return [1] * len(values)
+    if re.fullmatch(r"(num_)?(attention_)?heads", name):
+        return [2 - one % 2 for one in values]
+    if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(values) > 64:
+        return [max(8, one // 8) for one in values]
     return None
 
 
