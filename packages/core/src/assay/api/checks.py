@@ -203,8 +203,12 @@ def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
 def check_train(  # noqa: PLR0913 - one for each option
     model: options.Model,
     *,
-    reference: Annotated[str, options.Reference],
     candidate: options.Candidate,
+    reference: Annotated[str | None, options.Reference] = None,
+    golden: Annotated[
+        str | Path | None,
+        Option("A golden of an earlier check, instead of --reference.", "FOLDER"),
+    ] = None,
     candidate_trainer: Annotated[
         str | None,
         Option(
@@ -271,6 +275,10 @@ def check_train(  # noqa: PLR0913 - one for each option
 
     Arguments that `check_generate` also has mean the same.
 
+    Args:
+        golden: The folder of an earlier check that kept its golden. Its plan is that of this check: an option
+            that differs from it is refused, except `resume_at`.
+
     Returns:
         The verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
 
@@ -301,12 +309,24 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
     from assay.launch import parse_mesh
     from assay.models.sources import remote_code_of
     from assay.recording.limits import parse_size
+    from assay.runs.results import find_golden
+    from assay.training.check import read_plan
     from assay.training.overfit.check import overfit_options
     from assay.training.reports import TrainCheck, TrainOptions
 
     one = _with_defaults(check_train, given)
+    if (one.reference is None) == (one.golden is None):
+        raise UsageError("give either --reference RUN or --golden FOLDER")
+    golden = None if one.golden is None else find_golden(Path(one.golden))
+    plan = None if golden is None else read_plan(golden)
+    start = TrainOptions(model=str(one.model)) if plan is None else plan.options
     of_overfit = {"--overfit-steps": one.overfit_steps, "--track": one.track}
-    of_steps = {"--steps": one.steps, "--resume-at": one.resume_at, "--disk": one.disk}
+    of_steps = {
+        "--steps": one.steps,
+        "--resume-at": one.resume_at,
+        "--disk": one.disk,
+        "--golden": one.golden,
+    }
     refuse_other_mode(of_steps, of_overfit, overfit=one.overfit)
     ranks = parse_mesh(one.mesh) if one.mesh else {}
     if one.world is not None and one.world != prod(ranks.values()):
@@ -321,12 +341,16 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
     micro_batches = one.micro_batches
     if micro_batches is None:
         # Two, or one for every stage of every rank of dp.
-        micro_batches = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+        of_ranks = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+        micro_batches = of_ranks if plan is None else start.micro_batches
     options = TrainOptions(
         model=str(one.model),
+        steps=start.steps,
+        resume_at=start.resume_at,
+        learning_rate=start.learning_rate,
         micro_batches=micro_batches,
-        lora=one.lora,
-        seed=one.seed,
+        lora=one.lora or start.lora,
+        seed=one.seed or start.seed,
         remote_code=remote_code_of(trusted=one.trust_remote_code),
     )
     if one.overfit:
@@ -335,8 +359,9 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
         options = _choose_steps(options, one.steps, one.resume_at, one.learning_rate)
     return TrainCheck(
         options,
-        one.reference,
+        one.reference if plan is None else plan.reference,
         one.candidate,
+        recorded=golden,
         trainer=one.candidate_trainer,
         setup=one.candidate_setup,
         python=_interpreter(one.candidate_python),

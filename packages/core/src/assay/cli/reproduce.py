@@ -208,6 +208,7 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check
         from assay.training.program_pairs import record_pairs as record_training
 
         train = checks.train_check_of(read_values(checks.check_train, given))
+        golden = train.recorded or golden
         train = replace(train, golden=golden)
         candidate, limits = parse_run(train.candidate), train.limits
         record, find = partial(record_training, train), partial(find_wrong_state, train)

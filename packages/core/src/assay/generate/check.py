@@ -28,7 +28,7 @@ from assay.judge.limits import CleanRun, largest_ratios, load_limits
 from assay.launch import FORK_SERVER, RemoteFunction, call, require_same_assay, world_of
 from assay.plugins import find_plugin_file
 from assay.runs import Progress
-from assay.runs.provenance import provenance
+from assay.runs.provenance import changed_packages, describe_packages, provenance
 from assay.runs.results import (
     HERE_FOLDER,
     VERDICT_FILE,
@@ -170,7 +170,7 @@ def _explain_drift(
     """
     if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
-    from assay.generate.drift import changed_packages, describe_changes, describe_packages  # torch
+    from assay.generate.drift import describe_changes  # torch
     from assay.generate.golden import read_golden, renewal_command
 
     golden = read_golden(check.golden_folder)

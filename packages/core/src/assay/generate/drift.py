@@ -6,9 +6,9 @@ this environment.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -40,20 +40,6 @@ class Drift(NamedTuple):
     """The changes of a model's code since a golden, in the order of its calls."""
 
     changes: list[CodeChange]
-
-
-def changed_packages(
-    then: Mapping[str, Any], now: Mapping[str, Any]
-) -> dict[str, tuple[str | None, str | None]]:
-    """Return the versions that differ between two environments, as `provenance` describes them."""
-    old, new = then.get("versions", {}), now.get("versions", {})
-    names = sorted(name for name in old.keys() | new.keys() if not name.startswith("assay"))
-    found = {
-        name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
-    }
-    if then.get("cpu") != now.get("cpu"):
-        found["cpu"] = then.get("cpu"), now.get("cpu")
-    return found
 
 
 def measure_drift(check: GenerateCheck, progress: Progress) -> Drift:
@@ -98,13 +84,6 @@ def _error_of(one: PortResult) -> float:
         return 0.0
     error = max(one.sums.relative_error, one.sums.worst_row()[0])
     return error if math.isfinite(error) else 1.0
-
-
-def describe_packages(changed: Mapping[str, tuple[str | None, str | None]]) -> str:
-    """List the changed versions: "torch 2.11.0 -> 2.13.0"."""
-    return ", ".join(
-        f"{name} {old or 'absent'} -> {new or 'absent'}" for name, (old, new) in changed.items()
-    )
 
 
 def describe_changes(changes: Sequence[CodeChange]) -> str:

@@ -3,7 +3,7 @@
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.folders import FolderError, RunFolder, removed_if_refused
 from assay.runs.progress import LineProgress, open_progress
-from assay.runs.provenance import provenance
+from assay.runs.provenance import changed_packages, describe_packages, provenance
 
 __all__ = [
     "FolderError",
@@ -12,6 +12,8 @@ __all__ = [
     "RunFolder",
     "SilentProgress",
     "Task",
+    "changed_packages",
+    "describe_packages",
     "open_progress",
     "provenance",
     "removed_if_refused",

@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -57,6 +57,27 @@ def provenance() -> dict[str, Any]:
             if name in os.environ
         },
     }
+
+
+def changed_packages(
+    then: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Return the versions that differ between two environments, as `provenance` describes them."""
+    old, new = then.get("versions", {}), now.get("versions", {})
+    names = sorted(name for name in old.keys() | new.keys() if not name.startswith("assay"))
+    found = {
+        name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    }
+    if then.get("cpu") != now.get("cpu"):
+        found["cpu"] = then.get("cpu"), now.get("cpu")
+    return found
+
+
+def describe_packages(changed: Mapping[str, tuple[str | None, str | None]]) -> str:
+    """List the changed versions: "torch 2.11.0 -> 2.13.0"."""
+    return ", ".join(
+        f"{name} {old or 'absent'} -> {new or 'absent'}" for name, (old, new) in changed.items()
+    )
 
 
 def describe_python(python: Path | None) -> dict[str, Any]:

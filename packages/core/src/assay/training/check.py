@@ -4,7 +4,7 @@ Importing it imports no torch.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
@@ -21,7 +21,7 @@ from assay.judge.limits import Limits, load_limits
 from assay.launch import RemoteFunction, call, require_same_assay, world_of
 from assay.models.sources import resolve_model
 from assay.option_ranges import LARGEST_SEED, require_count
-from assay.runs import Progress
+from assay.runs import Progress, changed_packages, describe_packages, provenance
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
@@ -39,6 +39,7 @@ from assay.training.protocol import (
 )
 from assay.training.reports import (
     TRAINING_LIMITS,
+    RecordedPlan,
     ReferenceReport,
     TrainCheck,
     TrainerReport,
@@ -84,9 +85,12 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     load_training_limits(check.limits)
     with progress.step("looking for devices"):
         check_consistency(check)
-    golden = folder / GOLDEN_FOLDER
+    golden = check.recorded or folder / GOLDEN_FOLDER
     check = with_user_code(check, folder, progress)
-    record_golden(check, golden, progress)
+    if check.recorded is None:
+        record_golden(check, golden, progress)
+    else:
+        require_recorded_plan(check, golden)
     verdict = check_candidate(check, golden, folder, progress)
     remove_recordings(folder, check.keep)
     return verdict
@@ -139,6 +143,38 @@ def record_report(
     request = replace(check, golden=golden, folder=golden)
     (report,) = call(function, request, folder=golden.parent, name=name, progress=progress)
     write_sealed(golden / REPORT_FILE, report)
+
+
+def read_plan(golden: Path) -> RecordedPlan:
+    """Read the plan of an earlier check's golden. Raises: UsageError if no other check can use it."""
+    if not (golden / REPORT_FILE).is_file():
+        raise UsageError(
+            f"{golden} holds no golden of `assay check train`: give the folder of a check that kept its golden"
+        )
+    plan = read_sealed(ReferenceReport, golden / REPORT_FILE).plan
+    if plan is None:
+        raise UsageError(f"{golden} does not hold its plan: record it again with --reference RUN")
+    return plan
+
+
+def require_recorded_plan(check: TrainCheck, golden: Path) -> None:
+    """Raise UsageError if the candidate trains by another plan than the golden's."""
+    plan = read_plan(golden)
+    if plan.dtype != check.dtype:
+        raise UsageError(
+            f"{golden} was recorded for candidates in {plan.dtype}, not {check.dtype}: each dtype has its own noise"
+        )
+    # Without LoRA nothing reads the adapter's dropout.
+    unused = {"model", "resume_at", "remote_code"} | (
+        set() if plan.options.lora else {"adapter_dropout"}
+    )
+    then, now = (one.model_dump(exclude=unused) for one in (plan.options, check.options))
+    changed = [f"{name} {then[name]}, here {now[name]}" for name in then if now[name] != then[name]]
+    if changed:
+        raise UsageError(
+            f"{golden} was recorded for another plan: {'; '.join(changed)}. Leave these options out, or record a golden"
+            " for this plan with --reference RUN"
+        )
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
@@ -247,7 +283,8 @@ def check_consistency(check: TrainCheck) -> None:
             f" {options.micro_batches} micro-batches evenly"
         )
     _require_files(check)
-    require_run(parse_run(check.reference))
+    if check.recorded is None:
+        require_run(parse_run(check.reference))
     if check.python is None:
         require_run(parse_run(check.candidate))
     else:  # it may have a device that this environment cannot use
@@ -297,6 +334,8 @@ def _judge(
         if report.replay.scaled_steps
     ]
     reference = read_sealed(ReferenceReport, golden / REPORT_FILE)
+    if check.recorded is not None:
+        reference = reference.model_copy(update={"notes": [*reference.notes, *_age_of(reference)]})
     rows = RunRows.of_counts(reference.num_rows)
     evidence = TrainEvidence(
         check.options,
@@ -315,6 +354,13 @@ def _judge(
     )
     _refuse_other_masks(evidence)
     return judge_training(evidence)
+
+
+def _age_of(reference: ReferenceReport) -> Iterator[str]:
+    """Name the packages that have changed since a golden was recorded."""
+    then = {} if reference.plan is None else reference.plan.environment
+    if changed := changed_packages(then, provenance()):
+        yield f"the golden was recorded with other packages: {describe_packages(changed)}"
 
 
 def _refuse_other_masks(evidence: "TrainEvidence") -> None:

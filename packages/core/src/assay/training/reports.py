@@ -90,6 +90,8 @@ class TrainCheck:
     keep: KeptFiles = "full"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""
+    recorded: Path | None = None
+    """The golden of an earlier check; None to record one."""
     golden: Path = Path()
     folder: Path = Path()
     """The folder that a process writes into: the golden, or the candidate's."""
@@ -203,9 +205,23 @@ class LossCurve(Record):
         return [] if is_hidden else self.grad_norms
 
 
+class RecordedPlan(Record):
+    """The plan of a golden, which every candidate that is checked against it follows."""
+
+    options: TrainOptions
+    dtype: str
+    """The candidate's."""
+    reference: str
+    """The trusted run."""
+    environment: dict[str, Any]
+    """Provenance of the trusted process."""
+
+
 class ReferenceReport(Record):
     """The answer of the trusted process, in addition to the files of the golden."""
 
+    plan: RecordedPlan | None = None
+    """None of a golden that no other check can use."""
     model: dict[str, Any]
     reference: dict[str, Any]
     yardstick: LossCurve

@@ -15,9 +15,7 @@ from assay.generate.capture import capture_golden
 from assay.generate.drift import (
     CodeChange,
     Drift,
-    changed_packages,
     describe_changes,
-    describe_packages,
     find_changes,
     measure_drift,
 )
@@ -25,7 +23,7 @@ from assay.generate.golden import GoldenManifest, ModelIdentity, Section, read_g
 from assay.generate.judging import Judgement
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.judge.results import ReplayResults
-from assay.runs import SilentProgress
+from assay.runs import SilentProgress, changed_packages, describe_packages
 from assay.stages import Stage
 from assay.verdicts import Level, Outcome, Verdict
 

@@ -44,7 +44,7 @@ from assay.models.load import (
 )
 from assay.progress import advance_task, format_duration, format_size
 from assay.recording.modules import PointwiseModules, Recorder
-from assay.runs import Progress
+from assay.runs import Progress, provenance
 from assay.stages import Stage
 from assay.trace import TraceWriter
 from assay.training.batches import Batches, plan_batches
@@ -68,7 +68,13 @@ from assay.training.replay.step_values import (
     count_rows,
     step_adamw,
 )
-from assay.training.reports import LossCurve, ReferenceReport, TrainCheck, TrainOptions
+from assay.training.reports import (
+    LossCurve,
+    RecordedPlan,
+    ReferenceReport,
+    TrainCheck,
+    TrainOptions,
+)
 from assay.training.state.files import (
     NOISE,
     POINTWISE,
@@ -411,6 +417,12 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     return ReferenceReport(
+        plan=RecordedPlan(
+            options=options,
+            dtype=request.dtype,
+            reference=request.reference,
+            environment=provenance(),
+        ),
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
         yardstick=LossCurve.of(recorded),

@@ -1,0 +1,74 @@
+"""`assay check train --golden`: a candidate against the golden of an earlier check."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assay.files import read_sealed, write_sealed
+from assay.training.check import REPORT_FILE
+from assay.training.reports import ReferenceReport, TrainOptions
+from packages.core.tests.faults.training_corpus import PLANTS
+from packages.core.tests.subsystem.commands import Finished, run_in_process
+from packages.core.tests.subsystem.training.conftest import MODEL
+
+
+@pytest.fixture
+def golden(goldens: Callable[..., Path]) -> Path:
+    return goldens("float32", TrainOptions(model=MODEL))
+
+
+def check(golden: Path, folder: Path, *arguments: str, candidate: str = "cpu/float32") -> Finished:
+    words = "--candidate", candidate, *arguments
+    return run_in_process(folder, "check", "train", MODEL, "--golden", golden, *words)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "code", "diagnosis"),
+    [
+        pytest.param("reference", 0, None, marks=pytest.mark.long),
+        (f"{PLANTS / 'trainers.py'}:MeanOfMeans", 1, "loss-scale"),
+    ],
+)
+def test_candidate_is_judged_by_a_golden_of_other_packages(
+    golden: Path, tmp_path: Path, trainer: str, code: int, diagnosis: str | None
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(golden, old)
+    report = read_sealed(ReferenceReport, old / REPORT_FILE)
+    assert report.plan is not None
+    versions = report.plan.environment["versions"]
+    environment = report.plan.environment | {"versions": versions | {"torch": "2.0.0"}}
+    plan = report.plan.model_copy(update={"environment": environment})
+    write_sealed(old / REPORT_FILE, report.model_copy(update={"plan": plan}))
+
+    run = check(old, tmp_path / "run", "--candidate-trainer", trainer, "--keep", "verdict")
+    assert (run.code, run.verdict["diagnosis"]) == (code, diagnosis), run.stderr
+    assert run.verdict["reference"]["run"] == "cpu/float32"
+    assert f"recorded with other packages: torch 2.0.0 -> {versions['torch']}" in run.stdout
+    assert (old / REPORT_FILE).is_file()
+    assert not (tmp_path / "run" / "golden").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "candidate", "message"),
+    [
+        (["--steps", "4"], "cpu/float32", "another plan: steps 3, here 4. Leave these options out"),
+        (["--lora"], "cpu/float32", "lora False, here True"),
+        (["--mixed-precision"], "cpu/float32", "mixed_precision False, here True"),
+        ([], "cpu/bfloat16", "recorded for candidates in float32, not bfloat16"),
+        (["--reference", "cpu/float32"], "cpu/float32", "either --reference RUN or --golden"),
+        (["--overfit"], "cpu/float32", "--golden with --overfit"),
+    ],
+)
+def test_another_plan_is_refused(
+    golden: Path, tmp_path: Path, arguments: list[str], candidate: str, message: str
+) -> None:
+    run = check(golden, tmp_path / "run", *arguments, candidate=candidate)
+    assert run.code == 2
+    assert message in run.stderr
+
+
+def test_a_folder_without_golden_is_refused(tmp_path: Path) -> None:
+    assert "holds no golden of `assay check train`" in check(tmp_path, tmp_path / "run").stderr
