@@ -223,6 +223,8 @@ class Verdict(Record):
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
     """The first sentence, if the default text about tensors of two runs does not fit."""
+    next_step: str | None = None
+    """The command or act that goes on, if `assay explain DIAGNOSIS` does not."""
     files: dict[str, str] = Field(default_factory=dict)
     """Digests of the files of the run that belong to the verdict, by name."""
     coverage: Coverage | None = None

@@ -222,10 +222,15 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        f"assay explain {verdict.diagnosis}"
-        if verdict.verdict is Outcome.FAIL and verdict.diagnosis
-        else None,
+        verdict.next_step or explain_command(verdict),
     )
+
+
+def explain_command(verdict: Verdict) -> str | None:
+    """Return the command that explains the diagnosis of a failure; None without one."""
+    if verdict.verdict is Outcome.FAIL and verdict.diagnosis:
+        return f"assay explain {verdict.diagnosis}"
+    return None
 
 
 def describe_cause(verdict: Verdict) -> str:

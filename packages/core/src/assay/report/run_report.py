@@ -11,6 +11,7 @@ from assay.judge.explain import (
     DecidingRows,
     Explanation,
     describe_cause,
+    explain_command,
     explain_verdict,
     find_deciding_rows,
     find_worst_rows,
@@ -146,14 +147,21 @@ class Report:
         return shlex.join(one for one in kept if not one.startswith("--output="))
 
     @property
-    def next_commands(self) -> list[str]:
-        """Return what to run next: the explanation, and if the golden is kept, the failure by itself."""
-        verdict, found = self.verdict, [self.explanation.next_command or ""]
+    def next_command(self) -> str | None:
+        """Return what to run next: if the golden is kept, the command that makes the failure a folder."""
+        verdict = self.verdict
         is_placed = verdict.verdict is Outcome.FAIL and bool(verdict.location or verdict.suspects)
         has_golden = "--golden" in verdict.command or find_golden(self.folder) != self.folder
         if is_placed and has_golden and tuple(verdict.command[1:3]) in _REPRODUCED:
-            found.append(shlex.join(("assay", "reproduce", str(self.folder))))
-        return [one for one in found if one]
+            return shlex.join(("assay", "reproduce", str(self.folder)))
+        return self.explanation.next_command
+
+    @property
+    def details(self) -> list[str]:
+        """Return the details of the message, with the command that explains the diagnosis unless it is next."""
+        command = explain_command(self.verdict)
+        more = [f"its causes: {command}"] if command and command != self.next_command else []
+        return [*self.explanation.details, *more]
 
     @property
     def num_unchecked(self) -> int:

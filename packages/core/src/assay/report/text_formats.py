@@ -25,7 +25,7 @@ _WORDS = ("level", "verdict")
 
 
 def print_report(report: Report, console: Console, html: Path | None = None) -> None:
-    """Print `report`, from the verdict to `html`, the path of its page.
+    """Print `report`, from the verdict to `html`, the path of its page, and last the next command.
 
     The terminal wraps long lines, so that they can be copied. A file gets each row on one line.
     """
@@ -52,10 +52,8 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     verdict, words = report.verdict, report.explanation
     yield _title(words.title, verdict.verdict)
     yield Text(words.headline)
-    for detail in words.details:
+    for detail in report.details:
         yield Text(f"  {detail}")
-    for command in report.next_commands:
-        yield Text.assemble("Next: ", (command, "bold"))
     if verdict.verdict is not Outcome.PASS and report.ladder:
         verdicts = [rung.level.verdict for rung in report.ladder]
         yield Text("")
@@ -78,6 +76,8 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text(resolution)
     if html:
         yield Text(f"report: {html}")
+    if report.next_command:
+        yield Text.assemble("Next: ", (report.next_command, "bold"))
 
 
 def _indented(table: Table) -> Padding:
