@@ -4,6 +4,7 @@ A numerical mismatch is a `assay.verdicts.Verdict`, never an exception.
 """
 
 import re
+import shlex
 import signal
 import sysconfig
 import traceback
@@ -49,6 +50,20 @@ def name_alike(names: Iterable[str]) -> str:
         for pattern, alike in groups.items()
     ]
     return name_some(patterns, _PATTERNS_SHOWN)
+
+
+def assay_command(*words: object, **options: object) -> str:
+    """Return a command of assay for a message, quoted for a shell. Options of None or False are left out.
+
+    >>> assay_command("capture", "my model", noise_for="bfloat16", chat=True, seed=None)
+    "assay capture 'my model' --noise-for bfloat16 --chat"
+    """
+    line = ["assay", *map(str, words)]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            option = f"--{name.replace('_', '-')}"
+            line += [option] if value is True else [option, str(value)]
+    return shlex.join(line)
 
 
 def raised_in_words(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.ci.configuration import TIERS, Configuration, Step, list_steps, suggest
+from assay.errors import assay_command
 from assay.files import read_json_object
 from assay.foreign_text import one_line
 
@@ -76,7 +77,7 @@ def plan_label(configuration: Configuration, label: str) -> Plan:
     if refused:
         return Plan(event, refused=refused)
     if not configuration.machines[name].runs_on:
-        command = shlex.join(["assay", "ci", "run", name, *(["--tier", tier] if tier else [])])
+        command = assay_command("ci", "run", name, tier=tier or None)
         why = f"machines.{name} has no runs-on, the labels of a runner; on that machine: {command}"
         return Plan(event, nothing=why, without_runner=target)
     return Plan(event, (_make_job(configuration, name, tier),))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from assay.devices.detection import require_run
 from assay.devices.run_string import Run, parse_run
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, UsageError, assay_command
 from assay.generate.spec import (
     PRELOAD,
     CandidateOptions,
@@ -93,7 +93,11 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     if check.setup is not None:
         find_plugin_file(check.setup)
     if check.golden is not None and not check.golden.is_dir():
-        raise UsageError(f"there is no folder {check.golden}")
+        trusted, golden = check.reference or "RUN", check.golden
+        capture = assay_command(
+            "capture", check.model, run=trusted, noise_for=check.dtype, output=golden
+        )
+        raise UsageError(f"there is no golden {golden}. To capture one: {capture}")
     FORK_SERVER.preload(PRELOAD)
     with progress.step("looking for devices"):  # before anything is computed
         if check.python is not None:  # it may have a device that this environment cannot use

@@ -5,7 +5,6 @@ the inputs, the yardstick's tokens and logits, and the measurements of the noise
 """
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from assay.dtypes import float_format
-from assay.errors import UsageError
+from assay.errors import UsageError, assay_command
 from assay.files import read_json_object, refuse_link, require_numbers, validate_record
 from assay.foreign_text import shorten
 from assay.generate.spec import CandidateReport, GenerateCheck, InputOptions
@@ -48,7 +47,6 @@ MEDIA = "media"
 LOAD = "load"
 # Attachment of the model usage, in a golden and in a candidate's trace.
 USAGE = "usage"
-_ADVICE = "Copy the golden again, or capture it again. --no-verify uses it unchecked"
 
 
 class ModelIdentity(Record):
@@ -116,8 +114,8 @@ class GoldenSection:
         golden = read_golden(folder)
         if dtype not in golden.sections:
             raise UsageError(
-                f"{folder} is for candidates in {', '.join(golden.sections)}, not in {dtype}: capture one"
-                f" with --noise-for {dtype}"
+                f"{folder} is for candidates in {', '.join(golden.sections)}, not in {dtype}. To capture one:"
+                f" {renewal_command(golden.model_dump(by_alias=True) | {'sections': {dtype: None}})}"
             )
         trace = Trace.open(folder / dtype)
         tensors = trace.attachment(MEDIA) if MEDIA in trace.attachments else {}
@@ -185,7 +183,10 @@ def read_golden(folder: Path) -> GoldenManifest:
             if begun
             else f"it has no {MANIFEST}"
         )
-        raise UsageError(f"{folder} is not a golden: {why}")
+        command = assay_command(
+            "capture", "MODEL", run="RUN", noise_for="DTYPES", output="NEW.golden"
+        )
+        raise UsageError(f"{folder} is not a golden: {why}. To capture one: {command}")
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema")) != GOLDEN_SCHEMA:
         raise UsageError(
@@ -202,20 +203,20 @@ def renewal_command(manifest: Mapping[str, Any]) -> str:
         found = manifest.get(name)
         return found if isinstance(found, dict) else {}
 
-    model, run = part("model").get("name"), part("reference").get("run")
-    words = ["assay", "capture", str(model or "MODEL"), "--run", str(run or "RUN")]
-    words += ["--noise-for", ",".join(map(str, part("sections"))) or "DTYPES"]
     defaults = InputOptions().model_dump()
     inputs = part("inputs")
     given = {
         name: inputs[name] for name in defaults if inputs.get(name) not in (None, defaults[name])
     }
-    for name, value in (given | given.pop("sampling", {})).items():
-        option = f"--{name.replace('_', '-')}"
-        words += [option] if value is True else [option, str(value)]
-    if manifest.get("level") == "logits":
-        words += ["--level", "logits"]
-    return shlex.join([*words, "--output", "NEW.golden"])
+    return assay_command(
+        "capture",
+        part("model").get("name") or "MODEL",
+        run=part("reference").get("run") or "RUN",
+        noise_for=",".join(map(str, part("sections"))) or "DTYPES",
+        **(given | given.pop("sampling", {})),
+        level="logits" if manifest.get("level") == "logits" else None,
+        output="NEW.golden",
+    )
 
 
 def verify_golden(folder: Path, dtype: str) -> None:
@@ -223,14 +224,22 @@ def verify_golden(folder: Path, dtype: str) -> None:
 
     Raises: UsageError with every damaged file, and as `GoldenSection.open`.
     """
-    section = GoldenSection.open(folder, dtype)
+    try:
+        section = GoldenSection.open(folder, dtype)
+    except TraceError as error:
+        renewal = renewal_command(read_golden(folder).model_dump(by_alias=True))
+        raise TraceError(f"{error} To capture it again: {renewal}") from None
     damage = [f"{dtype}/{line}" for line in section.trace.find_damage()]
     if section.golden.content_hash() != section.golden.digest:
         damage.insert(0, f"{MANIFEST}: its values")
     elif section.trace.digest != section.entry.trace_digest:
         damage.insert(0, f"{dtype}: all of it belongs to another golden")
     if damage:
-        raise TraceError.changed(folder, damage, _ADVICE)
+        renewal = renewal_command(section.golden.model_dump(by_alias=True))
+        advice = (
+            f"Copy the golden again, use it unchecked (--no-verify), or capture it again: {renewal}"
+        )
+        raise TraceError.changed(folder, damage, advice)
     if NOISE in section.trace.attachments:
         section.noise()  # refuses sums of another version, before the candidate runs
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from assay.errors import assay_command
 from assay.foreign_text import one_line
 from assay.judge.explain import (
     DecidingRows,
@@ -153,7 +154,7 @@ class Report:
         is_placed = verdict.verdict is Outcome.FAIL and bool(verdict.location or verdict.suspects)
         has_golden = "--golden" in verdict.command or find_golden(self.folder) != self.folder
         if is_placed and has_golden and tuple(verdict.command[1:3]) in _REPRODUCED:
-            return shlex.join(("assay", "reproduce", str(self.folder)))
+            return assay_command("reproduce", self.folder)
         return self.explanation.next_command
 
     @property

@@ -17,7 +17,15 @@ BFLOAT16 = ("--candidate", "cpu/bfloat16")
 def test_golden_that_is_not_there(assay: Run, tmp_path: Path) -> None:
     run = assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", tmp_path / "absent")
 
-    assert "there is no folder" in error_of(run)
+    absent = tmp_path / "absent"
+    assert (
+        error_of(run)
+        .rstrip()
+        .endswith(
+            f"there is no golden {absent}. To capture one: assay capture micro:llama --run RUN"
+            f" --noise-for bfloat16 --output {absent}"
+        )
+    )
 
 
 def test_golden_whose_capture_did_not_finish(assay: Run, golden: Path, tmp_path: Path) -> None:
@@ -26,7 +34,8 @@ def test_golden_whose_capture_did_not_finish(assay: Run, golden: Path, tmp_path:
 
     run = assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", partial)
 
-    assert "did not finish" in error_of(run)
+    message = error_of(run)
+    assert "did not finish. To capture one: assay capture MODEL --run RUN" in message
 
 
 def test_golden_that_is_damaged(assay: Run, golden: Path, tmp_path: Path) -> None:
@@ -51,7 +60,19 @@ def test_golden_whose_bits_flipped_on_the_way_is_no_fault_of_the_device(
 
     assert f"{copied} changed since its capture" in message
     assert f"  bfloat16/{shard.name}: the values of " in message
-    assert "Copy the golden again, or capture it again. --no-verify" in message
+    assert "use it unchecked (--no-verify), or capture it again: assay capture " in message
+    assert message.rstrip().endswith(" --output NEW.golden")
+
+
+def test_a_golden_without_a_file_names_the_command_that_captures_it(
+    assay: Run, golden: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(golden, tmp_path / "copied"))
+    for shard in copied.glob("bfloat16/shard-*"):
+        shard.unlink()
+    message = error_of(assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", copied))
+    assert "the file is missing" in message
+    assert "To capture it again: assay capture micro:llama --run cpu/float32" in message
 
 
 def test_relative_prompts_of_a_golden_are_not_searched_here(
@@ -75,8 +96,11 @@ def test_golden_without_the_candidate_s_dtype_names_those_it_has(assay: Run, gol
     )
 
     message = error_of(run)
-    assert "float16" in message
-    assert "bfloat16" in message
+    assert (
+        "is for candidates in bfloat16, float32, not in float16. To capture one: assay capture"
+        in message
+    )
+    assert "--noise-for float16 " in message
 
 
 def test_golden_of_another_model_names_both_hashes(assay: Run, golden: Path) -> None:

@@ -4,7 +4,6 @@ An item is a case of the matrix, or a training library with a command line. It r
 of the machine.
 """
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from assay.devices.detection import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, UsageError, assay_command
 from assay.files import DiskError, read_record, write_whole
 from assay.judge.levels import failed
 from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
@@ -79,12 +78,11 @@ def case_item(
     case: Case, device: str, references: Path, trainer: str | None, timeout: float
 ) -> SessionItem:
     """Make the item of a case; see `CaseRun`. timeout: of a world, in seconds."""
-    words = ["assay", "smoke", "run", case.id, "--device", device]
-    words += ["--trainer", trainer] if trainer else []
     collective = min(_COLLECTIVE_SECONDS, timeout / 2)
     limits = TimeLimits(timeout, collective_seconds=collective, body_seconds=timeout)
     run = CaseRun(case, device, references, trainer, limits).run
-    return SessionItem(case.id, shlex.join(words), run, case.cards)
+    command = assay_command("smoke", "run", case.id, device=device, trainer=trainer)
+    return SessionItem(case.id, command, run, case.cards)
 
 
 def external_item(toml: Path) -> SessionItem:
