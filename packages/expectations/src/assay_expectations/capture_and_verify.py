@@ -1,12 +1,14 @@
 """Captures an expectation in several processes, which must agree; verifies and compares expectations."""
 
+import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError, UsageError, assay_command
 from assay.files import UnreadableFileError, read_pipe
 from assay.foreign_text import shorten
 from assay.launch import RemoteFunction, call
@@ -26,6 +28,7 @@ from assay_expectations.judging import (
 )
 from assay_expectations.records import (
     AllSeen,
+    BrokenExpectationError,
     Captured,
     CaptureOptions,
     Distributions,
@@ -72,7 +75,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     with temporary_folder("assay-expect-") as scratch:
         expectation = _capture_first(options, scratch / "1", progress)
         path = file_for(expectation, output)
-        before = _read_replaced(path, options.reason)
+        before = _read_replaced(path, options.reason, progress)
         if before is not None:
             _refuse_hidden_change(before, expectation, path, options.reason)
         for number in range(2, options.num_captures + 1):
@@ -100,10 +103,15 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
             raise UsageError(
                 f"{path} was approved by {before.provenance.approved_by}, and the new capture differs from it"
                 f" within the limits: {find_change(before, expectation).summary}. Nothing was written. To"
-                " replace it: --reason TEXT"
+                " replace it: --reason TEXT, and --approved-by NAME to approve it again"
             )
         elif answer := find_change(before, expectation).answer:
             progress.note(answer)
+        if (approved := before.provenance.approved_by) and not expectation.provenance.approved_by:
+            progress.note(
+                f"the approval of {approved} is dropped, because the new capture differs. To approve it:"
+                " the same command with --approved-by NAME"
+            )
     write_expectation(expectation, path)
     progress.note(f"{outcome}: {path}")
     return path
@@ -136,15 +144,18 @@ def with_settings_of_earlier(
     return options.model_copy(update=update)
 
 
-def _read_replaced(path: Path, reason: str | None) -> Expectation | None:
+def _read_replaced(path: Path, reason: str | None, progress: Progress) -> Expectation | None:
     """Read the file that a capture replaces. Raises: UsageError, without a reason, if it cannot be read."""
     if not path.is_file():
         return None
     try:
         return read_expectation(path)
-    except UnreadableFileError as error:
+    except BrokenExpectationError as error:
         if reason is None:
-            raise UsageError(f"{error}. To replace it: --reason TEXT") from None
+            raise UsageError(
+                f"{path}: {error.problem}. To replace it: --reason TEXT; to restore it: git checkout {path}"
+            ) from None
+        progress.note(f"{path}: {error.problem}: an approval in it is lost")
         return None
 
 
@@ -244,17 +255,15 @@ def verify_expectations(
     if model is not None:
         resolve_model(model)
     expectations: dict[Path, Expectation] = {}
-    broken: dict[str, str] = {}
-    for file in find_files(paths or [SHIPPED]):
+    broken: dict[str, BrokenExpectationError] = {}
+    for file in find_files(paths or [SHIPPED], run):
         try:
             expectations[file] = read_expectation(file)
-        except UnreadableFileError as error:
-            broken[str(file)] = str(error).removeprefix(str(file)).lstrip(":, ")
+        except BrokenExpectationError as error:
+            broken[str(file)] = error
     if not expectations:
-        raise UnreadableFileError(
-            "; ".join(f"{file}: {problem}" for file, problem in broken.items())
-        )
-    _require_unique_keys(expectations)
+        raise UnreadableFileError("\n".join(map(str, broken.values())))
+    broken |= _take_duplicates(expectations)
     names = {one.model for one in expectations.values()}
     if model is not None and len(names) > 1:
         raise UsageError(
@@ -301,7 +310,7 @@ def diff_expectations(expected: str, actual: str, folder: Path) -> str:
     """
     before, now = read_side(expected), read_side(actual)
     verdict, rows, change = judge_pair(before, now)
-    names = [Path(side).name for side in (expected, actual)]
+    names = ["a pipe" if Path(side).is_fifo() else Path(side).name for side in (expected, actual)]
     shown = names if names[0] != names[1] else [expected, actual]
     sides = {
         side: {"run": f"{name} ({one.key.machine.dtype})"}
@@ -315,10 +324,15 @@ def read_side(side: str) -> Expectation:
     """Read an expectation from a file, a pipe as of <(COMMAND), or REV:FILE of git. Raises: UsageError."""
     path = Path(side)
     if path.is_fifo():
-        return parse_expectation(read_pipe(path), path)
-    revision, separator, name = side.partition(":")
-    if path.exists() or not separator:
+        return parse_expectation(read_pipe(path), path, "FILE.json")
+    in_git = _IN_GIT.fullmatch(side)
+    if path.exists() or in_git is None:
+        if not path.exists():
+            raise UsageError(
+                f"{side}: no such file. A version in git is written REV:FILE, as HEAD:FILE"
+            )
         return read_expectation(path)
+    revision, name = in_git.groups()
     place = name if name.startswith(("./", "../")) else f"./{name}"
     try:
         done = subprocess.run(
@@ -331,31 +345,50 @@ def read_side(side: str) -> Expectation:
     except OSError as error:
         raise UsageError(f"{side}: git cannot be run: {error.strerror}") from None
     if done.returncode:
-        problem = done.stderr.strip().removeprefix("fatal: ")
-        raise UsageError(f"{side} is neither a file nor a version in git: {shorten(problem)}")
-    return parse_expectation(done.stdout, side)
+        problem = done.stderr.strip().partition("\n")[0].removeprefix("fatal: ")
+        raise UsageError(
+            f"{side} is neither a file nor a version in git: {shorten(problem)}. To list the versions:"
+            f" git log --oneline -- {shlex.quote(name)}"
+        )
+    return parse_expectation(done.stdout, side, name)
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """List the files in `paths` and in its folders.
+# REV:FILE, or :2:FILE for one side of a merge conflict.
+_IN_GIT = re.compile(r"(:[0-3]|[^:]*):(.+)")
+
+
+def find_files(paths: Sequence[Path], run: str = "RUN") -> list[Path]:
+    """List the files in `paths` and in its folders. run: for the command that captures one.
 
     Raises: UsageError for a missing path, or a folder without expectations.
     """
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        capture = assay_command("expect", "capture", "MODEL", run=run, output=path)
         if not path.exists():
-            raise UsageError(f"{path}: no such file or folder; `assay expect capture` makes one")
+            raise UsageError(
+                f"{path}: no such file or folder. To restore a deleted one: git checkout {path}; to capture"
+                f" one: {capture}"
+            )
         if not inside or not inside[0].is_file():
-            raise UsageError(f"{path} has no expectation; `assay expect capture` makes one")
+            raise UsageError(f"{path} has no expectation. To capture one: {capture}")
         found += inside
     return found
 
 
-def _require_unique_keys(expectations: dict[Path, Expectation]) -> None:
+def _take_duplicates(expectations: dict[Path, Expectation]) -> dict[str, BrokenExpectationError]:
+    """Take files of one key out, except one; the one that the key names, if it is there. Returns: their errors."""
     known: dict[str, Path] = {}
-    for file, expectation in expectations.items():
-        key = expectation.model + expectation.key.model_dump_json()
-        if key in known:
-            raise UsageError(f"{known[key]} and {file} have the same key; delete one")
-        known[key] = file
+    found: dict[str, BrokenExpectationError] = {}
+    by_name = sorted(expectations, key=lambda file: file.stem != expectations[file].name)
+    for file in by_name:
+        key = expectations[file].model + expectations[file].key.model_dump_json()
+        first = known.setdefault(key, file)
+        if first is not file:
+            problem = f"it is for the same model, inputs and machine as {first}, which is verified"
+            found[str(file)] = BrokenExpectationError.explained(
+                file, problem, f"delete one of the two, for example: git rm {file}"
+            )
+            del expectations[file]
+    return found

@@ -5,13 +5,13 @@ Shapes: R tokens of all prompts, K kept ids and the rest.
 """
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from assay.errors import assay_command
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, not_compared
 from assay.judge.wording import format_against, format_count, format_number
@@ -114,35 +114,35 @@ class Change:
     def headline(self) -> str:
         """Name the kind, with its reason unless that is the level's."""
         if self.kind == "other":
-            return f"other: {'; '.join(self.content)}"
+            return "not judged, because the captures differ in content"
         if self.kind != "break":
             return self.summary if self.kind == "noise" else f"drift: {self.summary}"
         first = self.module
         if first is None and self.grown:
             first = self.grown[0].place
         place = "" if first is None else f", first in {first or '(model)'}"
-        return f"break: over OLD's limits{place}"
+        return f"break: over the limits of OLD{place}"
 
     @property
     def summary(self) -> str:
         """Describe the change."""
         parts = [self.answer] if self.answer else []
         if self.judged is not None:
-            size = describe_worst(self.judged, "the older noise")
+            size = describe_worst(self.judged, "the error of the older capture")
             words = {
                 "noise": "noise", "drift": "within the limits, but further than clean runs",
                 "break": "over a limit", "other": "the outputs move",
             }[self.kind]  # fmt: skip
             parts.append(f"{words}: {size}{self.coverage}")
         if self.kind == "other":
-            parts.insert(0, f"different content: {'; '.join(self.content)}")
+            parts.insert(0, "; ".join(self.content))
         return "; ".join(parts)
 
 
 def find_change(expected: Expectation, actual: Expectation) -> Change:
     """Compare the capture `actual` with the older capture `expected`."""
     contents = expected.key.content, actual.key.content
-    content = content_differences(*contents)
+    content = content_differences(*contents, (expected.prompts, actual.prompts))
     dtypes = expected.key.machine.dtype, actual.key.machine.dtype
     if dtypes[0] != dtypes[1]:
         content.append(f"dtype {dtypes[0]} → {dtypes[1]}")
@@ -296,7 +296,7 @@ def judge_pair(
     expected: Expectation, actual: Expectation
 ) -> tuple[Verdict, list[Measurement], Change]:
     """Judge the capture `actual` by the limits of `expected`, and describe the change."""
-    change, level = find_change(expected, actual), "signature"
+    change, level = find_change(expected, actual), "outputs"
     if change.judged is None or change.kind == "other":
         result = not_compared(change.summary)
     else:
@@ -314,8 +314,35 @@ def judge_pair(
         candidate={"run": actual.name},
         cause=cause,
         headline=change.headline,
+        next_step=_next_step(expected, actual, change),
     )
     return verdict, rows, change
+
+
+def _next_step(expected: Expectation, actual: Expectation, change: Change) -> str | None:
+    """Return what goes on after a change that is not noise."""
+    if change.kind == "other":
+        if change.judged is None:
+            return "capture both with the same prompts and settings, then diff them again"
+        return "keep NEW if the change is intended; otherwise restore the files of the model"
+    if change.kind == "break":
+        command = _find_operation(expected, actual, change)
+        return (
+            f"to find the operation: {command}"
+            if command
+            else "keep NEW only if the change is intended"
+        )
+    return None
+
+
+def _find_operation(expected: Expectation, actual: Expectation, change: Change) -> str:
+    """Return the command that finds the operation; "" if both sides of a check would read today's files."""
+    if change.content or (change.config and change.moves_exact):
+        return ""
+    reference, run = "cpu/float32", actual.provenance.run
+    if change.moves_exact or run == reference:
+        return golden_commands(expected)
+    return assay_command("check", "generate", actual.model, reference=reference, candidate=run)
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
@@ -342,6 +369,8 @@ def _environment(expected: Expectation, actual: Expectation) -> Iterator[str]:
     yield from list_changes(before.versions, now.versions)
     yield from list_changes(before.torch_settings, now.torch_settings)
     yield from list_changes(_surroundings(before), _surroundings(now))
+    if before.approved_by and not now.approved_by:
+        yield f"approved by {before.approved_by} → not approved"
 
 
 def _surroundings(provenance: Provenance) -> dict[str, object]:
@@ -408,23 +437,23 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
     if change.judged is not None:
         yield from (
             "",
-            "| statistic | error | ratio to the older noise | limit |",
+            "| statistic | error | ratio to the older error | limit |",
             "|---|---|---|---|",
         )
         for one in change.judged.values():
             mark = " **over**" if one.failed else ""
             statistic = escape_markdown(one.statistic)
-            ratio = f"{one.actual:.3g} | {one.value:.3g}x{mark}"
-            yield f"| {statistic} | {ratio} | {one.limit:g}x |"
+            ratio, limit = format_against(one.value, one.limit)
+            yield f"| {statistic} | {format_number(one.actual)} | {ratio}x{mark} | {limit}x |"
     if change.moved:
-        yield from ("", "Tokens that moved most (in units of the older noise):", "")
+        yield from ("", "Tokens that moved most (in units of the older error):", "")
         yield "| batch, row, token | units | id | log-probability before | now |"
         yield "|---|---|---|---|---|"
         for token in change.moved:
             name = "all others" if token.id is None else escape_markdown(str(token.id))
             before, now = format_against(token.expected, token.actual)
             place = f"{token.batch}, {token.row}, {token.position}"
-            yield f"| {place} | {token.units:.3g} | {name} | {before} | {now} |"
+            yield f"| {place} | {format_number(token.units)} | {name} | {before} | {now} |"
         if change.kind != "noise":
             yield from _layers(expected, actual, change)
     yield from _listed(
@@ -440,7 +469,7 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield "Modules with a larger error than before. The first one causes the change:"
         yield from ("", "| module | relative error before | now |", "|---|---|---|")
         for layer in change.grown[:_LAYERS_SHOWN]:
-            yield f"| {escape_markdown(layer.module or '(model)')} | {layer.before:.3g} | {layer.now:.3g} |"
+            yield f"| {escape_markdown(layer.module or '(model)')} | {format_number(layer.before)} | {format_number(layer.now)} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
     elif change.coverage:
@@ -449,14 +478,8 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield "No module has a clearly larger error than before."
     elif change.module is None:
         yield "One of the captures has no errors of modules."
-    if change.content or (change.config and change.moves_exact):
-        return  # both sides of a check read the files of today
-    reference, run = "cpu/float32", actual.provenance.run
-    words = ["assay", "check", "generate", actual.model, "--reference", reference]
-    command = shlex.join([*words, "--candidate", run])
-    if change.moves_exact or run == reference:
-        command = golden_commands(expected)
-    yield from ("", f"To find the operation: {markdown_code(command)}.")
+    if command := _find_operation(expected, actual, change):
+        yield from ("", f"To find the operation: {markdown_code(command)}.")
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import AllowUnused, with_options
-from assay.output.streams import print_text
+from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay.runs import RunFolder
@@ -238,12 +238,13 @@ def page(
     """
     from datetime import UTC, datetime
 
-    from assay_expectations.page import collect_cells, write_page
+    from assay_expectations.page import collect_cells, describe_states, write_page
     from assay_expectations.verdict import SHIPPED
 
     now = datetime.now(UTC)
     cells = collect_cells(expectations or [SHIPPED], runs, output, now)
     print_text(write_page(cells, f"{now:%Y-%m-%d}", output))
+    print_error(f"cells: {describe_states(cells)}")
 
 
 @app.command()

@@ -6,14 +6,15 @@ rounds differently. Imports no torch.
 """
 
 import math
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from assay.dtypes import ENVIRONMENT_ROUNDING
+from assay.errors import assay_command
 from assay.judge.wording import format_number
 from assay_expectations.judging import (
     errors_of,
@@ -79,13 +80,16 @@ def explain(
     expectation: Expectation, seen: Seen, here: AllSeen, run: str, output: Path | str
 ) -> Explained:
     """Explain an observation over a limit. output: where a recapture goes."""
-    words = ["assay", "check", "generate", expectation.model, "--reference", "cpu/float32"]
-    setup = ["--candidate-setup", here.setup] if here.setup else []
-    find = shlex.join([*words, "--candidate", run, *setup])
-    by_old = shlex.join([*words, "--candidate", run, *setup, "--candidate-python", sys.executable])
+    check = partial(
+        assay_command,
+        *("check", "generate", expectation.model),
+        reference="cpu/float32",
+        candidate=run,
+        candidate_setup=here.setup,
+    )
     steps = _Steps(
-        f"to find the operation: {find}",
-        f"to find the operation, in the old environment: {by_old}",
+        f"to find the operation: {check()}",
+        f"to find the operation, in the old environment: {check(candidate_python=sys.executable)}",
         "" if here.setup else recapture_command(expectation.model, run, output),
     )
     if seen.reference is None or seen.observed is None:
@@ -209,22 +213,10 @@ def first_grown(before: Mapping[str, float], now: Mapping[str, float]) -> str | 
 def golden_commands(expectation: Expectation) -> str:
     """Return the commands that compare module by module with the environment of the capture."""
     model, dtype = expectation.model, expectation.key.machine.dtype
-    capture = [
-        "assay",
-        "capture",
-        model,
-        "--run",
-        "cpu/float32",
-        "--noise-for",
-        dtype,
-        "--output",
-        "OLD.golden",
-    ]
-    check = ["assay", "check", "generate", model, "--golden", "OLD.golden"]
-    return (
-        f"{shlex.join(capture)} in the old environment, then here {shlex.join(check)}"
-        f" --candidate {expectation.provenance.run}"
-    )
+    run, golden = expectation.provenance.run, "OLD.golden"
+    capture = assay_command("capture", model, run="cpu/float32", noise_for=dtype, output=golden)
+    check = assay_command("check", "generate", model, golden=golden, candidate=run)
+    return f"{capture} in the old environment, then here {check}"
 
 
 def _agrees(expectation: Expectation, reference: Reference, observed: Distributions) -> bool:

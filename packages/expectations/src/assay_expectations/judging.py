@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from assay.dtypes import float_format
 from assay.judge.levels import find_worst
+from assay.judge.wording import describe_error, format_against
 from assay.models import RECIPES
 from assay.statistics import Statistic
 from assay.verdicts import Ratio
@@ -68,10 +69,8 @@ def values_of(judged: Judged) -> dict[Statistic, float]:
 def describe_worst(judged: Judged, noise: str) -> str:
     """Describe the ratio that is largest relative to its limit. noise: what the error is divided by."""
     worst = find_worst(judged.values())
-    return (
-        f"{worst.statistic} is {worst.actual:.3g} = {worst.value:.3g}x {noise}"
-        f" (limit {worst.limit:g}x)"
-    )
+    ratio, limit = format_against(worst.value, worst.limit)
+    return f"{describe_error(worst.statistic, worst.actual)} is {ratio}x {noise} (limit {limit}x)"
 
 
 def limits_origin(model: str, machine: Machine) -> str:

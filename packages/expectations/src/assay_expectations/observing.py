@@ -529,7 +529,8 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         return Seen(file=file, missing=str(error), config=config)
     except UsageError as error:
         return Seen(file=file, problem=str(error), config=config)
-    stale = content_differences(expected, candidate.key.content)
+    here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
+    stale = content_differences(expected, candidate.key.content, (expectation.prompts, here))
     seen = Seen(file=file, stale=stale, config=config)
     if stale and not has_same_inputs(expected, candidate.key.content):
         return seen

@@ -142,15 +142,24 @@ def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(cell.model, []).append(cell)
-    counts = Counter(cell.state for cell in cells)
     page = environment.get_template("expectations.html.j2").render(
         rows=rows,
         machines=[cell.machine for cell in next(iter(rows.values()))],
-        counts={state: counts[state] for state in _STATES if counts[state]},
+        counts=_count_states(cells),
         history={cell.file: _commits_of(cell.file) for cell in cells if cell.file},
         date=date,
     )
     return write_whole(file, page)
+
+
+def describe_states(cells: Sequence[Cell]) -> str:
+    """Count the cells of each state in one line."""
+    return ", ".join(f"{count} {state}" for state, count in _count_states(cells).items())
+
+
+def _count_states(cells: Sequence[Cell]) -> dict[State, int]:
+    counts = Counter(cell.state for cell in cells)
+    return {state: counts[state] for state in _STATES if counts[state]}
 
 
 def _commits_of(file: Path) -> list[list[str]]:

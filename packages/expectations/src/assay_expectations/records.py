@@ -9,16 +9,16 @@ Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M proj
 
 import json
 import re
-import shlex
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import xxhash
 from pydantic import ConfigDict, Field
 
-from assay.errors import name_some
+from assay.errors import assay_command, name_some
 from assay.files import (
     DiskError,
     UnreadableFileError,
@@ -30,6 +30,7 @@ from assay.files import (
 )
 from assay.foreign_text import shorten
 from assay.judge.coverage import Usage
+from assay.judge.wording import format_count
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import Number, Record
@@ -121,15 +122,45 @@ def machine_differences(expected: Machine, actual: Machine) -> list[str]:
     return value_differences(expected.model_dump(), actual.model_dump())
 
 
-def content_differences(expected: Content, actual: Content) -> list[str]:
-    """List the differences in content, one line per kind."""
+# Token ids of the user's own prompts; empty for built-in ones.
+Prompts = Sequence[Sequence[int]]
+
+
+def content_differences(
+    expected: Content, actual: Content, prompts: tuple[Prompts, Prompts] = ((), ())
+) -> list[str]:
+    """List the differences in content, one line per kind. prompts: of both sides."""
     found = weight_differences(expected.weights, actual.weights)
+    if expected.tokenizer_hash != actual.tokenizer_hash:
+        found.append("different tokenizer")
+    settings = value_differences(expected.settings.model_dump(), actual.settings.model_dump())
     has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
-    prompts = ("prompts", "unpadded_hash") if has_both else ("prompts or padding", "prompts_hash")
-    for part, name in (("tokenizer", "tokenizer_hash"), prompts):
-        if getattr(expected, name) != getattr(actual, name):
-            found.append(f"different {part}")
-    return found + value_differences(expected.settings.model_dump(), actual.settings.model_dump())
+    name = "unpadded_hash" if has_both else "prompts_hash"
+    if getattr(expected, name) != getattr(actual, name):
+        different = _describe_prompts(*prompts)
+        if different or not settings:  # other settings choose or cut the same prompts
+            whose = "the same prompts" if prompts[0] else "built-in prompts"
+            found.append(different or f"{whose} with other token ids or padding")
+    return found + settings
+
+
+def _describe_prompts(expected: Prompts, actual: Prompts) -> str:
+    """Say which prompts differ; "" if the user's own are equal, or both sides have the built-in ones."""
+    counts = [
+        format_count(len(one), "own prompt") if one else "built-in prompts"
+        for one in (expected, actual)
+    ]
+    if not (expected and actual):
+        return "" if expected == actual else f"different prompts: {counts[0]} → {counts[1]}"
+    pairs = list(zip_longest(map(list, expected), map(list, actual)))
+    different = [number for number, (then, now) in enumerate(pairs) if then != now]
+    if not different:
+        return ""
+    length = f" ({counts[0]} → {counts[1]})" if counts[0] != counts[1] else ""
+    return (
+        f"different prompts: {len(different)} of {len(pairs)}{length}, the first is prompt"
+        f" {different[0]} (counted from 0)"
+    )
 
 
 def has_same_inputs(expected: Content, actual: Content) -> bool:
@@ -398,56 +429,94 @@ def write_expectation(expectation: Expectation, output: Path) -> Path:
     return write_whole(path, _as_lines(record, "") + "\n")
 
 
+class BrokenExpectationError(UnreadableFileError):
+    """An expectation that cannot be used."""
+
+    problem: str = ""
+    next_step: str = ""
+    """The command or act that goes on."""
+
+    @classmethod
+    def explained(cls, path: Path | str, problem: str, next_step: str) -> Self:
+        """Make the error of the file `path`."""
+        error = cls(f"{path}: {problem}. To go on: {next_step}")
+        error.problem, error.next_step = problem, next_step
+        return error
+
+
 def read_expectation(path: Path) -> Expectation:
-    """Read the expectation in `path`. Raises: UnreadableFileError, with the command that mends the file."""
-    return parse_expectation(read_text(path), path)
+    """Read the expectation in `path`. Raises: BrokenExpectationError."""
+    try:
+        text = read_text(path)
+    except UnreadableFileError as error:
+        raise BrokenExpectationError.explained(
+            path, _without_path(error, path), f"git checkout {path}"
+        ) from None
+    return parse_expectation(text, path)
 
 
-def parse_expectation(text: str, path: Path | str) -> Expectation:
-    """Read an expectation from the text of a file. Raises: as `read_expectation`."""
+def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectation:
+    """Read an expectation from the text of `path`. Raises: BrokenExpectationError.
+
+    file: the file that a new capture would replace, if `path` is a version in git or a pipe.
+    """
     if text.startswith(LFS_POINTER):
-        problem = "it is a pointer of Git LFS, not the file itself: git lfs pull"
-        raise UnreadableFileError.of(path, problem)
+        problem = "it is a pointer of Git LFS, not the file itself"
+        raise BrokenExpectationError.explained(path, problem, "git lfs pull")
     if (conflict := re.search(r"^<{7} .*$", text, re.MULTILINE)) is not None:
         line = text.count("\n", 0, conflict.start()) + 1
-        problem = (
-            "it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE), then"
-            " run assay expect verify"
+        raise BrokenExpectationError.explained(
+            path,
+            f"it has a conflict marker of git in line {line}",
+            f"take one side (git checkout --ours {path}, or --theirs), then verify it",
         )
-        raise UnreadableFileError.of(path, problem, line)
-    record = parse_json(text, path)
+    record: Any = None
+    try:
+        if not text.strip():
+            raise UnreadableFileError.of(path, "it is empty")
+        record = parse_json(text, path)
+        return _validate(record, path)
+    except UnreadableFileError as error:
+        renewal = _renewal(record if isinstance(record, dict) else {}, file or path)
+        is_old = isinstance(record, dict) and record.get("schema") != SCHEMA  # git has no newer one
+        restore = "" if file or is_old else f"git checkout {path}, or capture it again: "
+        raise BrokenExpectationError.explained(
+            path, _without_path(error, path), f"{restore}{renewal}"
+        ) from None
+
+
+def _validate(record: object, path: Path | str) -> Expectation:
     if not isinstance(record, dict):
         raise UnreadableFileError.of(path, "not a JSON object")
     if (schema := record.get("schema")) != SCHEMA:
-        problem = (
-            f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again:"
-            f" {_renewal(record, path)}"
+        raise UnreadableFileError.of(
+            path, f"its schema is {schema!r}, but this assay reads schema {SCHEMA}"
         )
-        raise UnreadableFileError.of(path, problem)
     expectation = require_numbers(validate_record(Expectation, record, path), path)
     if expectation.hash != expectation.content_hash():
-        problem = (
-            "its hash does not match its content, which was edited or merged: git checkout restores the"
-            f" file, or capture it again: {_renewal(record, path)}"
+        raise UnreadableFileError.of(
+            path, "its hash does not match its content, which was edited or merged"
         )
-        raise UnreadableFileError.of(path, problem)
     return expectation
 
 
-def _renewal(record: Mapping[str, Any], path: Path | str) -> str:
+def _without_path(error: UnreadableFileError, path: Path | str) -> str:
+    return str(error).removeprefix(str(path)).lstrip(":, ")
+
+
+def _renewal(record: Mapping[str, Any], file: Path | str) -> str:
     """Return the command that captures the expectation of a refused file again."""
     origin = record.get("provenance")
     run = origin.get("run") if isinstance(origin, dict) else None
     model = record.get("model")
     return recapture_command(
-        model if isinstance(model, str) else "MODEL", run if isinstance(run, str) else "RUN", path
+        model if isinstance(model, str) else "MODEL", run if isinstance(run, str) else "RUN", file
     )
 
 
 def recapture_command(model: str, run: str, file: Path | str) -> str:
     """Return the command that replaces an expectation by the outputs of today."""
-    words = ["assay", "expect", "capture", model, "--run", run, "--output", str(file)]
-    return f"{shlex.join(words)} --reason TEXT"
+    return assay_command("expect", "capture", model, run=run, output=file, reason="TEXT")
 
 
 def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value

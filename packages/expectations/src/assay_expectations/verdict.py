@@ -1,14 +1,13 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from assay.errors import name_some
+from assay.errors import assay_command, name_some
 from assay.judge.coverage import (
     CoverageParts,
     describe_coverage,
@@ -29,7 +28,7 @@ from assay.judge.levels import (
     notes_of,
     rows_of,
 )
-from assay.judge.wording import describe_error, format_against
+from assay.judge.wording import describe_error, format_against, format_count, format_number
 from assay.verdicts import Coverage, Diagnosis, Location, Measurement, Outcome, Unmatched, Verdict
 from assay_expectations.explaining import Explained, describe_environment, explain
 from assay_expectations.judging import (
@@ -42,6 +41,7 @@ from assay_expectations.judging import (
 )
 from assay_expectations.records import (
     AllSeen,
+    BrokenExpectationError,
     Expectation,
     Machine,
     Observed,
@@ -65,20 +65,13 @@ class _Notes:
     """The notes of a verdict, with names of expectations that share one."""
 
     shared: dict[str, list[str]] = field(default_factory=dict)
-    next_steps: list[str] = field(default_factory=list)
 
     def share(self, name: str, note: str) -> None:
         self.shared.setdefault(note, []).append(name)
 
     def lines(self) -> list[str]:
-        """Return each shared note once, then the next steps."""
-        more = len(self.next_steps) - _MAX_NOTES
-        rest = [f"{more} more files have their next step in verdict.json"] if more > 0 else []
-        return [
-            *(f"{name_some(names)}: {note}" for note, names in self.shared.items()),
-            *self.next_steps[:_MAX_NOTES],
-            *rest,
-        ]
+        """Return each shared note once."""
+        return [f"{name_some(names)}: {note}" for note, names in self.shared.items()]
 
 
 def judge_seen(
@@ -86,13 +79,13 @@ def judge_seen(
     expectations: Sequence[Expectation],
     here: AllSeen,
     allow_unused: Sequence[str] = (),
-    broken: Mapping[str, str] | None = None,
+    broken: Mapping[str, BrokenExpectationError] | None = None,
 ) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict over the observations of all expectations, and its measurements.
 
     Expectations of other machines are excluded.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
-    broken: the problem of each file that cannot be read.
+    broken: the error of each file that cannot be used.
     """
     results: dict[str, LevelResult] = {}
     elsewhere: dict[str, str] = {}
@@ -108,32 +101,49 @@ def judge_seen(
         level = results[name].level
         if unexplained := [one for one in seen.config if one not in (level.reason or "")]:
             notes.share(name, f"changed since its capture: {'; '.join(unexplained)}")
-        if level.verdict is Outcome.FAIL and (step := (level.model_extra or {}).get("next")):
-            notes.next_steps.append(f"{name}: {step}")
         if seen.usage is not None and seen.observed is not None and not seen.stale:
             parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
             coverages.append(judge_coverage(parts))
             _require_coverage(name, results[name], coverages[-1])
-    results |= {file: not_compared(problem) for file, problem in (broken or {}).items()}
+    results |= {
+        file: not_compared(error.problem, next=error.next_step)
+        for file, error in (broken or {}).items()
+    }
     others = _condense(elsewhere)
     if not results:
-        results[_NO_EXPECTATION] = not_compared(
-            "; ".join([*others, _advise_capture(expectations, here, run)])
-        )
+        advice = _advise_capture(expectations, here, run)
+        results[_NO_EXPECTATION] = not_compared("; ".join(others), next=advice)
         others = []
+    steps = _next_steps(results)
     return combine(
         results,
-        [*notes.lines(), *others],
+        [*notes.lines(), *others, *steps[1:]],
+        next_step=steps[0] if steps else None,
         model={"name": ", ".join(sorted({expectation.model for expectation in expectations}))},
         reference={"run": "the captures"},
         candidate={"run": run},
         coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
+        compared_unit="tokens",
         headline=_headline(results),
     )
 
 
+def _next_steps(results: Mapping[str, LevelResult]) -> list[str]:
+    """List what goes on after each result that did not pass, failures first; all but the first are notes."""
+    steps = [
+        (level.verdict is not Outcome.FAIL, name, step)
+        for name, level in ((name, one.level) for name, one in results.items())
+        if level.verdict is not Outcome.PASS and (step := (level.model_extra or {}).get("next"))
+    ]
+    (_, _, first), *others = sorted(steps, key=lambda one: one[0]) or [(True, "", "")]
+    notes = [f"{name}: {step}" for _, name, step in others]
+    if (more := len(notes) - _MAX_NOTES) > 0:
+        notes[_MAX_NOTES:] = [f"{more} more files have their next step in verdict.json"]
+    return [first, *notes] if first else []
+
+
 def _headline(results: Mapping[str, LevelResult]) -> str | None:
-    """Name what failed, so that no number of another file stands for it; None for a PASS."""
+    """Name what failed, so that no number of another file stands for it, or state the largest error of a PASS."""
     for outcome, words in (
         (Outcome.FAIL, "differ from their captures"),
         (Outcome.NOT_COMPARED, "were not compared"),
@@ -147,7 +157,26 @@ def _headline(results: Mapping[str, LevelResult]) -> str | None:
             return f"{names[0]} {summary or one}"
         if names:
             return f"{len(names)} of {len(results)} expectations {words}: {name_some(names)}"
-    return None
+    return _describe_pass(results)
+
+
+def _describe_pass(results: Mapping[str, LevelResult]) -> str:
+    """State the largest error of results that all passed, relative to its limit."""
+    name, worst = max(
+        ((name, find_worst(one.judged)) for name, one in results.items()),
+        key=lambda one: one[1].severity,
+    )
+    num_tokens = sum(one.level.compared for one in results.values())
+    whose, where = "The outputs agree with the capture", ""
+    if len(results) > 1:
+        whose, where = f"All {len(results)} expectations hold", f" in {name}"
+    ratio, limit = format_against(worst.value, worst.limit)
+    origin = (results[name].level.model_extra or {})["limits_origin"]
+    return (
+        f"{whose}, over {format_count(num_tokens, 'token')}: the largest error{where},"
+        f" {describe_error(worst.statistic, worst.actual)}, is {ratio}x that of the captured run"
+        f" (limit {limit}x = {format_number(worst.resolution)}; {origin})."
+    )
 
 
 def combine(
@@ -189,14 +218,16 @@ def _judge_one(
     facts: dict[str, Any] = {"expectation": expectation.hash}
     output, advice = _output_of(seen.file, expectation, run)
     if seen.missing is not None:
-        problem = f"{seen.missing}; to use another folder: --model MODEL"
-        return not_compared(problem)
+        act = "git lfs pull" if "git lfs pull" in seen.missing else "restore the model"
+        other = assay_command("expect", "verify", seen.file, run=run, model="MODEL")
+        return not_compared(seen.missing, next=f"{act}, or use another folder: {other}")
     if seen.stale:
         return _judge_stale(
             name, expectation, seen, facts | {"next": f"if the change is meant: {advice}"}
         )
     if seen.observed is None:
-        return failed(0, seen.problem or "no outputs", **facts)
+        load = assay_command("check", "load", expectation.model, run=run)
+        return failed(0, seen.problem or "no outputs", **facts, next=load)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
@@ -269,12 +300,7 @@ def level_of_signature(
 
 
 def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:
-    worst = find_worst(judged.values())
-    ratio, limit = format_against(worst.value, worst.limit)
-    reason = (
-        f"{describe_error(worst.statistic, worst.actual)} is {ratio}x the error of the captured run"
-        f" (limit {limit}x)"
-    )
+    reason = describe_worst(judged, "the error of the captured run")
     dtype = expectation.key.machine.dtype
     likeness = describe_likeness(expectation.signature, observed, dtype, judged)
     return f"{likeness}; {reason}" if likeness else reason
@@ -315,8 +341,7 @@ def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str
     folder = Path(here.seen[0].file).parent
     output = _OWN_FOLDER if folder.resolve() == SHIPPED.resolve() else str(folder)
     names = models if len(models) <= _MAX_NOTES else ["MODEL"]
-    words = ["assay", "expect", "capture", *names, "--run", run, "--output", output]
-    return f"to capture one: {shlex.join(words)}"
+    return assay_command("expect", "capture", *names, run=run, output=output)
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:

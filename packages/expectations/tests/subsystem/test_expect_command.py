@@ -144,7 +144,8 @@ def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
     reason = verdict["levels"]["expectations"]["reason"]
-    assert "is not verified here: it is of float32; to capture one: " in reason
+    assert "is not verified here: it is of float32" in reason
+    assert verdict["next_step"].startswith("assay expect capture micro:llama --run cpu/bfloat16")
 
 
 @pytest.mark.long
@@ -168,7 +169,7 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
     verdict = json.loads(done.stdout)
     assert verdict["compared"] == 68
     assert verdict["noise_ratio"] < 2.0
-    assert verdict["levels"]["signature"]["change"] in ("noise", "drift")
+    assert verdict["levels"]["outputs"]["change"] in ("noise", "drift")
 
 
 @pytest.mark.parametrize(

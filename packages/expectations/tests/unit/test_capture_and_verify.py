@@ -1,5 +1,6 @@
 """Captures that must agree, and the verification of files."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -28,6 +29,7 @@ from assay_expectations.records import (
     Distributions,
     Seen,
     Signature,
+    VerifyRequest,
     read_expectation,
     write_expectation,
 )
@@ -108,7 +110,8 @@ def test_captures_without_agreement_are_not_written(
     with pytest.raises(MachineError) as raised:
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x the error of capture 1 (limit 2x)."
+        "captures 1 and 3 do not agree: relative error of the logits 4e-2 is 4.0x the error of capture 1"
+        " (limit 2.0x)."
         " Nothing was written"
     )
     assert not list(tmp_path.iterdir())
@@ -123,7 +126,8 @@ def test_device_with_a_larger_error_than_the_host_is_not_captured(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value).startswith(
-        "acme/bfloat16 cannot be trusted: logits-error is 0.05 = 5x the error of cpu/bfloat16 (limit 2x)."
+        "acme/bfloat16 cannot be trusted: relative error of the logits 5e-2 is 5.0x the error of"
+        " cpu/bfloat16 (limit 2.0x)."
     )
 
     answer(monkeypatch, expectation().signature, on_host=distributions(off(NOISE)))
@@ -143,7 +147,8 @@ def test_recapture_that_hides_a_break_needs_a_reason(
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value) == (
         f"{path} exists, and the new capture differs from it: the run is less accurate: the exact outputs"
-        " are the same; over a limit: logits-error is 0.05 = 5x the older noise (limit 2x). Nothing was written. If the change is intended: --reason TEXT"
+        " are the same; over a limit: relative error of the logits 5e-2 is 5.0x the error of the older"
+        " capture (limit 2.0x). Nothing was written. If the change is intended: --reason TEXT"
     )
     assert path.read_bytes() == before
 
@@ -188,13 +193,16 @@ def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("", "has no expectation; `assay expect capture`"),
-        ("absent.json", "absent.json: no such file or folder; `assay expect capture`"),
+        ("", r"has no expectation\. To capture one: assay expect capture MODEL --run cpu/float32 "),
+        (
+            "absent.json",
+            r"absent.json: no such file or folder\. To restore a deleted one: git checkout ",
+        ),
     ],
 )
 def test_path_without_expectations_is_an_error(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        find_files([tmp_path / name])
+        find_files([tmp_path / name], "cpu/float32")
 
 
 def test_a_diff_names_the_files_and_the_kind_of_change(tmp_path: Path) -> None:
@@ -208,15 +216,15 @@ def test_a_diff_names_the_files_and_the_kind_of_change(tmp_path: Path) -> None:
         told[name] = (words.title, words.headline, words.details)
     assert told["same"][:2] == (
         "PASS: micro:llama on same.json (bfloat16) against old.json (bfloat16)",
-        "noise: logits-error is 0.011 = 1.1x the older noise (limit 2x)",
+        "noise: relative error of the logits 1.1e-2 is 1.1x the error of the older capture (limit 2.0x)",
     )
     reason = (
-        "signature: the run is less accurate: the exact outputs are the same; over a limit: logits-error is"
-        " 0.05 = 5x the older noise (limit 2x)"
+        "outputs: the run is less accurate: the exact outputs are the same; over a limit: relative error of"
+        " the logits 5e-2 is 5.0x the error of the older capture (limit 2.0x)"
     )
     assert told["new"] == (
         "FAIL: micro:llama on new.json (bfloat16) against old.json (bfloat16)",
-        "break: over OLD's limits",
+        "break: over the limits of OLD",
         (reason,),
     )
 
@@ -225,16 +233,17 @@ def test_a_failed_verification_names_the_command_for_an_intended_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_expectation(expectation(), tmp_path / "e.json")
-    notes = []
+    steps = []
     for number, error in enumerate((5 * NOISE, NOISE)):
         seen = Seen(file=str(file), observed=observed(distributions(off(error))))
         here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
         monkeypatch.setattr(capture_and_verify, "call", lambda *_, here=here, **__: [here])
         folder = RunFolder.create("expect verify", tmp_path / str(number)).path
-        notes.append(verify_expectations([file], "acme/bfloat16", folder, SilentProgress()).notes)
+        verdict = verify_expectations([file], "acme/bfloat16", folder, SilentProgress())
+        steps.append(verdict.next_step)
     command = f"assay expect capture micro:llama --run acme/bfloat16 --output {file} --reason TEXT"
-    assert notes[0][-1].endswith(f"; if the change is meant: {command}")
-    assert not any("is meant" in note for note in notes[1])
+    assert str(steps[0]).endswith(f"; if the change is meant: {command}")
+    assert steps[1] is None
 
 
 def test_a_capture_says_what_became_of_the_file(
@@ -279,6 +288,31 @@ def test_an_equal_capture_can_approve(tmp_path: Path, monkeypatch: pytest.Monkey
     assert notes == [f"written: {path}", f"approved: {path}", f"approved: {path}"]
 
 
+def test_a_capture_says_that_it_drops_an_approval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, expectation().signature, NOISE, NOISE)
+    path = capture_expectation(OPTIONS, tmp_path, SilentProgress())
+    notes: list[str] = []
+    progress = SilentProgress()
+    monkeypatch.setattr(progress, "note", notes.append)
+    dropped = (
+        "the approval of Ada is dropped, because the new capture differs. To approve it: the same command"
+        " with --approved-by NAME"
+    )
+    for approver in ("Ada", None):
+        options = OPTIONS.model_copy(update={"num_captures": 1, "approved_by": approver})
+        noise = 1.1 * NOISE if approver else 1.2 * NOISE
+        answer(monkeypatch, expectation(noise=noise).signature, options=options)
+        capture_expectation(options, tmp_path, progress)
+    assert notes == [f"replaced: {path}", dropped, f"replaced: {path}"]
+
+    path.write_text("{}")
+    answer(monkeypatch, expectation().signature, options=OPTIONS)
+    capture_expectation(OPTIONS.model_copy(update={"num_captures": 1}), tmp_path, progress)
+    assert notes[-2].endswith(": an approval in it is lost")
+
+
 def test_an_approved_expectation_is_only_replaced_for_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,13 +327,28 @@ def test_an_approved_expectation_is_only_replaced_for_a_reason(
     assert path.read_bytes() == before
 
 
-def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
-    shipped = find_files([SHIPPED])[0]
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(shipped.read_bytes())
-    with pytest.raises(UsageError) as raised:
-        verify_expectations([shipped, copy], "cpu/float32", tmp_path, SilentProgress())
-    assert str(raised.value) == f"{shipped} and {copy} have the same key; delete one"
+def test_a_second_file_of_one_key_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = write_expectation(expectation(), tmp_path)
+    copy = write_expectation(expectation(), tmp_path / "a-copy.json")
+    asked = []
+
+    def call(_work: object, request: VerifyRequest, **_: object) -> list[AllSeen]:
+        asked.append(request.files)
+        seen = [Seen(file=str(named), observed=observed(distributions(off(NOISE))))]
+        return [AllSeen(machine=MACHINE, versions=VERSIONS, seen=seen)]
+
+    monkeypatch.setattr(capture_and_verify, "call", call)
+    folder = RunFolder.create("expect verify", tmp_path / "run").path
+    verdict = verify_expectations([tmp_path], "acme/bfloat16", folder, SilentProgress())
+    assert asked == [[str(named)]]
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels[named.stem].verdict is Outcome.PASS
+    assert verdict.levels[str(copy)].reason == (
+        f"it is for the same model, inputs and machine as {named}, which is verified"
+    )
+    assert verdict.next_step == f"delete one of the two, for example: git rm {copy}"
 
 
 def test_shipped_expectations_have_the_current_limits() -> None:
@@ -326,9 +375,9 @@ def test_a_broken_file_does_not_stop_the_others(
     verdict = verify_expectations([tmp_path], "acme/bfloat16", folder, SilentProgress())
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["a"].verdict is Outcome.PASS
-    assert verdict.levels[str(broken)].reason == (
-        "line 1: it has a conflict marker of git: take one side (git checkout --ours or --theirs FILE),"
-        " then run assay expect verify"
+    assert verdict.levels[str(broken)].reason == ("it has a conflict marker of git in line 1")
+    assert verdict.next_step == (
+        f"take one side (git checkout --ours {broken}, or --theirs), then verify it"
     )
 
 
@@ -346,6 +395,20 @@ def test_a_side_of_a_diff_may_be_in_git_or_in_a_pipe(
         UsageError, match=r"^HEAD:b.json is neither a file nor a version in git: path "
     ):
         read_side("HEAD:b.json")
+
+    # A file with a wrong hash: a new capture goes into a file, never into REV:FILE.
+    (tmp_path / "a.json").write_text(json.dumps(expectation().to_json() | {"hash": "x"}))
+    subprocess.run([*git, "commit", "-qam", "y"], cwd=tmp_path, check=True)
+    for side in ("HEAD:a.json", ":0:a.json", ":a.json"):
+        with pytest.raises(UsageError) as raised:
+            read_side(side)
+        assert str(raised.value).startswith(f"{side}: its hash does not match its content")
+        assert str(raised.value).endswith(" --output a.json --reason TEXT")
+    with pytest.raises(
+        UsageError, match=r"^HEAD: no such file\. A version in git is .* HEAD:FILE$"
+    ):
+        read_side("HEAD")
+    subprocess.run([*git, "reset", "-q", "--hard", "HEAD~1"], cwd=tmp_path, check=True)
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

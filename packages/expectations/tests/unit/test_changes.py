@@ -69,7 +69,7 @@ def test_captures_of_different_content_are_not_compared() -> None:
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
     assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
-    assert verdict.levels["signature"].reason == "different content: different tokenizer"
+    assert verdict.levels["outputs"].reason == "different tokenizer"
 
 
 MOVED = distributions([-1.5, -2.5], [-1.5, -2.5])
@@ -127,8 +127,8 @@ def test_changed_weights_are_compared_without_a_verdict() -> None:
     verdict, _, change = judge_pair(EXPECTED, with_yardstick(MOVED).model_copy(update={"key": key}))
     assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
     assert change.summary == (
-        "different content: weights with different values (1 of 1): a.weight; the exact outputs move by"
-        " 0.5; the outputs move: logits-error is 0.5 = 50x the older noise (limit 2x)"
+        "weights with different values (1 of 1): a.weight; the exact outputs move by 0.5; the outputs move:"
+        " relative error of the logits 0.5 is 50.0x the error of the older capture (limit 2.0x)"
     )
 
 
@@ -167,7 +167,7 @@ def test_texts_are_compared_up_to_their_first_different_token() -> None:
     assert change.coverage == ", over 1 of 2 tokens: later ones follow other texts"
     assert {token.position for token in change.moved} == {0}
     # Modules read all tokens: other texts explain their other values.
-    assert (verdict.headline, verdict.location) == ("break: over OLD's limits", None)
+    assert (verdict.headline, verdict.location) == ("break: over the limits of OLD", None)
     assert change.answer.endswith(": the exact outputs move by 0.5")
     text = change_as_markdown(before, now, change)
     assert "The modules are not compared, because they also read the later tokens." in text
@@ -213,19 +213,19 @@ def test_pull_request_shows_the_change_and_its_environment() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-A library rounds differently (torch 2.13.0 → 2.14.0): the exact outputs are the same; over a limit: logits-error is 0.0361 = 3.61x the older noise (limit 2x).
+A library rounds differently (torch 2.13.0 → 2.14.0): the exact outputs are the same; over a limit: relative error of the logits 3.61e-2 is 3.61x the error of the older capture (limit 2.0x).
 
-| statistic | error | ratio to the older noise | limit |
+| statistic | error | ratio to the older error | limit |
 |---|---|---|---|
-| logits-error | 0.0361 | 3.61x **over** | 2x |
-| logits-worst | 0.05 | 5x **over** | 3x |
-| logits-whole | 0.0361 | 3.61x **over** | 2x |
+| logits-error | 3.61e-2 | 3.61x **over** | 2.0x |
+| logits-worst | 5e-2 | 5.0x **over** | 3.0x |
+| logits-whole | 3.61e-2 | 3.61x **over** | 2.0x |
 
-Tokens that moved most (in units of the older noise):
+Tokens that moved most (in units of the older error):
 
 | batch, row, token | units | id | log-probability before | now |
 |---|---|---|---|---|
-| 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
+| 0, 0, 1 | 4.0 | 0 | -0.99 | -0.95 |
 
 One of the captures has no errors of modules.
 
@@ -242,4 +242,38 @@ Provenance:
 - before: unknown date, 1 capture, not approved
 - now: 2026-02-01, 1 capture, approved by Ada: new driver
 """
+    )
+
+
+def test_different_prompts_are_counted_and_the_first_is_named() -> None:
+    content = CONTENT.model_copy(update={"unpadded_hash": "u"})
+    before = EXPECTED.model_copy(
+        update={"key": Key(machine=MACHINE, content=content), "prompts": [[1], [2], [3]]}
+    )
+    other = Key(machine=MACHINE, content=content.model_copy(update={"unpadded_hash": "u2"}))
+    for prompts, told in (
+        ([[1], [4], [3], [5]], "2 of 4 (3 own prompts → 4 own prompts), the first is prompt 1"),
+        ([[1], [2], [4]], "1 of 3, the first is prompt 2"),
+        ([], "3 own prompts → built-in prompts"),
+    ):
+        now = before.model_copy(update={"key": other, "prompts": prompts})
+        verdict, _, change = judge_pair(before, now)
+        assert change.content[0].startswith(f"different prompts: {told}")
+        assert verdict.next_step == (
+            "capture both with the same prompts and settings, then diff them again"
+        )
+
+
+def test_a_dropped_approval_is_a_change() -> None:
+    approved = EXPECTED.provenance.model_copy(update={"approved_by": "Ada"})
+    before = EXPECTED.model_copy(update={"provenance": approved})
+    verdict, _, _ = judge_pair(before, EXPECTED)
+    assert verdict.notes == ["approved by Ada → not approved"]
+
+
+def test_a_break_ends_with_the_command_that_finds_the_operation() -> None:
+    verdict, _, _ = judge_pair(EXPECTED, captured(NOISE, 5 * NOISE))
+    assert verdict.next_step == (
+        "to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
+        " acme/bfloat16"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.verdicts import Outcome
+from assay.verdicts import Outcome, Verdict
 from assay_expectations.explaining import Answer, explain, first_changed
 from assay_expectations.records import (
     AllSeen,
@@ -144,7 +144,7 @@ def test_exact_values_may_differ_by_the_order_of_sums(change: float, expected: s
     assert found[0] == expected
 
 
-def failing(file: str, expected: Expectation = EXPECTATION) -> tuple[list[str], str | None]:
+def failing(file: str, expected: Expectation = EXPECTATION) -> Verdict:
     seen = Seen(file=file, observed=observed(WRONG), reference=reference(EXACT, WRONG))
     healthy = Seen(file="h.json", observed=observed(distributions(off(NOISE))))
     here = AllSeen(machine=MACHINE, versions=NEWER, seen=[healthy, seen])
@@ -153,22 +153,20 @@ def failing(file: str, expected: Expectation = EXPECTATION) -> tuple[list[str], 
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.location is not None
     assert (verdict.diagnosis, verdict.location.module) == ("module-error", "a.b")
-    return verdict.notes, verdict.headline
+    return verdict
 
 
 def test_verdict_names_the_failed_file_and_its_place() -> None:
-    notes, headline = failing("e.json")
-    assert headline == "e differs from its capture"
-    assert notes == [
-        "h, e: changed since its capture: torch 2.13.0 → 2.14.0",
-        f"e: nothing to look for; recapture: {RECAPTURE}",
-    ]
+    verdict = failing("e.json")
+    assert verdict.headline == "e differs from its capture"
+    assert verdict.notes == ["h, e: changed since its capture: torch 2.13.0 → 2.14.0"]
+    assert verdict.next_step == f"nothing to look for; recapture: {RECAPTURE}"
 
 
 def test_shipped_file_is_not_to_be_replaced() -> None:
-    notes, _ = failing(str(SHIPPED / "e.json"))
-    assert "--output expectations --reason TEXT (the shipped file belongs to assay" in notes[-1]
-    assert str(SHIPPED) not in notes[-1]
+    step = str(failing(str(SHIPPED / "e.json")).next_step)
+    assert "--output expectations --reason TEXT (the shipped file belongs to assay" in step
+    assert str(SHIPPED) not in step
 
 
 def test_absent_model_is_no_failure() -> None:
@@ -178,8 +176,14 @@ def test_absent_model_is_no_failure() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.headline == "e was not compared"
+    assert verdict.levels["e"].reason == "there is no folder m"
+    other = "or use another folder: assay expect verify e.json --run acme/bfloat16 --model MODEL"
+    assert verdict.next_step == f"restore the model, {other}"
+
+    pointer = absent.model_copy(update={"missing": "x is a pointer of Git LFS: git lfs pull"})
+    here = here.model_copy(update={"seen": [healthy, pointer]})
     assert (
-        verdict.levels["e"].reason == "there is no folder m; to use another folder: --model MODEL"
+        judge_seen(RUN, [EXPECTATION, EXPECTATION], here)[0].next_step == f"git lfs pull, {other}"
     )
 
 

@@ -233,9 +233,9 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.diagnosis is None
     assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
-    (note,) = verdict.notes
-    assert note == (
-        "a: to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
+    assert verdict.notes == []
+    assert verdict.next_step == (
+        "to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
         " acme/bfloat16; if the change is meant: assay expect capture micro:llama --run acme/bfloat16"
         " --output a.json --reason TEXT"
     )
@@ -244,8 +244,34 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
 def test_the_next_command_keeps_the_setup() -> None:
     wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
     answer = here(Seen(file="a.json", observed=wrong)).model_copy(update={"setup": "k.py:install"})
-    (note,) = judge_seen(RUN, [EXPECTATION], answer)[0].notes
-    assert note.endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
+    step = judge_seen(RUN, [EXPECTATION], answer)[0].next_step
+    assert str(step).endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
+
+
+def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> None:
+    wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
+    files = [Seen(file=f"{name}.json", observed=wrong) for name in "abcdef"]
+    absent = Seen(file="0.json", missing="there is no folder m")
+    verdict, _ = judge_seen(RUN, [EXPECTATION] * 7, here(absent, *files))
+    assert "--output a.json" in str(verdict.next_step)
+    assert [note[:1] for note in verdict.notes] == ["b", "c", "d", "3"]
+    assert verdict.notes[-1] == "3 more files have their next step in verdict.json"
+    assert all((level.model_extra or {})["next"] for level in verdict.levels.values())
+
+
+def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen()))
+    assert verdict.next_step is None
+    assert verdict.headline == (
+        "The outputs agree with the capture, over 1 token: the largest error, relative error of the logits"
+        " 1e-2, is 1.0x that of the captured run (limit 2.0x = 2e-2; by hand)."
+    )
+    other = Seen(file="b.json", observed=observed(distributions(off(1.5 * NOISE))))
+    verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(seen(), other))
+    assert str(verdict.headline).startswith(
+        "All 2 expectations hold, over 2 tokens: the largest error in b, relative error of the logits"
+        " 1.5e-2, is 1.5x"
+    )
 
 
 def test_nan_is_a_failure_with_its_diagnosis() -> None:
@@ -304,9 +330,9 @@ def test_expectations_of_other_machines_are_not_a_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a belongs to another machine: architecture is a1, expected a2; to capture one: assay expect"
-        " capture micro:llama --run acme/bfloat16 --output ."
+        "a belongs to another machine: architecture is a1, expected a2"
     )
+    assert verdict.next_step == "assay expect capture micro:llama --run acme/bfloat16 --output ."
     assert verdict.unmatched.expected == []
     assert rows == []
 
@@ -316,8 +342,7 @@ def test_result_for_another_machine_is_shown_without_a_verdict() -> None:
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
         "a belongs to another machine: architecture is a1, expected a2; it is not judged here, where"
-        " logits-error is 0.01 = 1x its noise (limit 2x); to capture one: assay expect capture micro:llama"
-        " --run acme/bfloat16 --output ."
+        " relative error of the logits 1e-2 is 1.0x its noise (limit 2.0x)"
     )
     assert (verdict.compared, rows) == (0, [])
 

@@ -14,7 +14,7 @@ from assay.foreign_text import escape_output
 from assay.runs.results import write_verdict
 from assay.verdicts import Level, Outcome, Verdict
 from assay_expectations.changes import change_as_markdown, find_change
-from assay_expectations.page import Cell, collect_cells, write_page
+from assay_expectations.page import Cell, collect_cells, describe_states, write_page
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from packages.core.tests.poison import (
     assert_harmless_html,
@@ -86,6 +86,7 @@ def test_every_model_has_a_cell_on_every_machine(tmp_path: Path) -> None:
     assert seen is not None
     assert (seen.reason, seen.report) == ("9x", "runs/2/report.html")
     assert cells["one", "bfloat16"].age_days == 10
+    assert describe_states([*cells.values()]) == "1 fail, 1 stale, 2 missing, 1 unseen, 1 pass"
 
 
 def test_newest_verdict_of_the_current_capture_counts(tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def test_different_inputs_and_settings_are_named() -> None:
     )
     assert content_differences(CONTENT, other) == [
         "different tokenizer",
-        "different prompts or padding",
         "seed is 1, expected 0",
     ]
 
@@ -119,13 +118,16 @@ def test_older_files_keep_their_hash(tmp_path: Path) -> None:
     assert "config" in json.loads(write_expectation(whole, path).read_text())
 
 
+OTHER_IDS = "built-in prompts with other token ids or padding"
+
+
 def test_padding_is_no_part_of_prompts_that_both_files_know_without_it() -> None:
     one = CONTENT.model_copy(update={"unpadded_hash": "u"})
     other = one.model_copy(update={"prompts_hash": "p2"})
     assert content_differences(one, other) == []
-    assert content_differences(CONTENT, other) == ["different prompts or padding"]
+    assert content_differences(CONTENT, other) == [OTHER_IDS]
     rows = one.model_copy(update={"unpadded_hash": "u2"})
-    assert content_differences(one, rows) == ["different prompts"]
+    assert content_differences(one, rows) == [OTHER_IDS]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +168,8 @@ def test_manually_changed_limit_is_detected(tmp_path: Path) -> None:
     path = write_expectation(expectation(), tmp_path / "x.json")
     limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
     assert problem_of(edited(path, {"limits": limits})) == (
-        "its hash does not match its content, which was edited or merged: git checkout restores the file, or"
-        f" capture it again: assay expect capture micro:llama --run acme/bfloat16 --output {path}"
+        "its hash does not match its content, which was edited or merged. To go on: git checkout"
+        f" {path}, or capture it again: assay expect capture micro:llama --run acme/bfloat16 --output {path}"
         " --reason TEXT"
     )
 
@@ -182,15 +184,20 @@ def test_hash_excludes_provenance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "cannot be read: No such file or directory"),
+        (None, "cannot be read: No such file or directory. To go on: git checkout "),
         (b"{", "not JSON: "),
+        (b"", "it is empty. To go on: git checkout "),
+        (b'{"schema": 2, "limits": {"x": 1}}', "model: it is missing. To go on: git checkout "),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
         (b"[]", "not a JSON object"),
         (
             b'{"schema": 1, "model": "a/b", "provenance": {"run": "cpu/float32"}}',
-            "its schema is 1, but this assay reads schema 2: capture it again: assay expect capture a/b --run",
+            "its schema is 1, but this assay reads schema 2. To go on: assay expect capture a/b --run",
         ),
-        (b"version https://git-lfs.github.com/spec/v1\noid x", "it is a pointer of Git LFS"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid x",
+            "it is a pointer of Git LFS, not the file itself. To go on: git lfs pull",
+        ),
         (b'{"schema": 2}', "model: it is missing"),
     ],
 )

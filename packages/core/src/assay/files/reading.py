@@ -64,6 +64,10 @@ _SENTENCES = {
 def describe_invalid(error: ValidationError) -> str:
     """Describe the first field that violates the schema, and why."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    *parents, last = first["loc"] or ("",)
+    if last == "[key]":
+        *parents, name = parents
+        return f"{'.'.join(map(str, parents))}: unknown name {name!r}"
     field = ".".join(map(str, first["loc"]))
     problem = first["msg"].removeprefix("Value error, ")
     for pattern, words in _SENTENCES.items():

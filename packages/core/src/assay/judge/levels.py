@@ -92,9 +92,14 @@ def failed(
     return LevelResult(level, cause=Cause(diagnosis, location))
 
 
-def not_compared(reason: str, compared: int = 0) -> LevelResult:
+def not_compared(
+    reason: str,
+    compared: int = 0,
+    **facts: Any,  # noqa: ANN401 - of a level
+) -> LevelResult:
     """Return a level that could not be compared, or only in part."""
-    return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=compared))
+    level = Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=compared, **facts)
+    return LevelResult(level)
 
 
 def not_run(reason: str, **facts: Any) -> LevelResult:  # noqa: ANN401 - of a level
