@@ -21,7 +21,13 @@ ci_app = typer.Typer(no_args_is_help=True, help="Check this repository as its as
 
 _Root = Annotated[Path, Option("The repository, with its assay.toml.", "DIR")]
 _Machine = Annotated[str, Option("A machine of assay.toml.", "MACHINE")]
-_Tier = Annotated[str, Option("Run this tier alone: check, smoke, expectations, bench.", "TIER")]
+_Tier = Annotated[
+    str,
+    Option(
+        "Run only this tier: check, smoke, expectations, bench. Default: all tiers of the machine.",
+        "TIER",
+    ),
+]
 
 
 @with_options
@@ -91,13 +97,12 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     first = machines[0].name if machines else "cpu"
-    print_text("Next: edit assay.toml, and add runs/ to .gitignore")
-    if no_workflows:
-        print_text(f"Next: assay ci run {first}")
-        return
-    print_text(f"Next: assay ci plan assay:{first}")
-    for one in machines:
-        print_text(f"Next: gh label create assay:{one.name}")
+    print_text("Add runs/ to .gitignore, and commit the files.")
+    if machines and not no_workflows:
+        labels = "; ".join(f"gh label create assay:{one.name}" for one in machines)
+        print_text(f"Create the labels on GitHub: {labels}")
+    command = f"assay ci run {first}" if no_workflows else f"assay ci plan assay:{first}"
+    print_text(f"Next: edit assay.toml, then run {command}")
 
 
 @ci_app.command()
@@ -164,7 +169,14 @@ def plan(
 def install(
     machine: _Machine,
     *,
-    tier: _Tier = "",
+    tier: Annotated[
+        str,
+        Option(
+            "Install only what this tier needs: check, smoke, expectations, bench. Default: all tiers of"
+            " the machine.",
+            "TIER",
+        ),
+    ] = "",
     root: _Root = Path(),
 ) -> None:
     """Install into this Python what the commands of a machine need, and the repository's own packages.

@@ -12,6 +12,7 @@ import pytest
 from assay.ci.configuration import list_steps, read_configuration
 from assay.ci.initializing import find_models, make_files, read_machine
 from assay.ci.planning import plan_label
+from assay.cli.ci import init
 from assay.errors import UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -97,6 +98,24 @@ def test_every_commented_example_is_valid(root: Path) -> None:
     assert set(tomllib.loads(commented)) >= {"train", "smoke", "data", "expectations", "bench"}
     names = [step.name for step in list_steps(read_configuration(root), "cpu")]
     assert names == ["generate", "train", "smoke", "data", "expectations"]
+
+
+def test_every_commented_example_is_explained_by_a_sentence(root: Path) -> None:
+    lines = write(root)["assay.toml"].splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"# (\[\[|pip-index)", line):
+            before = lines[number - 1]
+            assert re.fullmatch(r"# [^\[=]+\.", before), line
+    assert not any(re.fullmatch(r'# [a-z-]+ = ""', line) for line in lines)
+
+
+def test_init_ends_with_one_next_step(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init(machine=["a=x@cpu/bfloat16", "b=y@cpu/bfloat16"], yes=True, root=root)
+    assert capsys.readouterr().out.splitlines() == [
+        "Add runs/ to .gitignore, and commit the files.",
+        "Create the labels on GitHub: gh label create assay:a; gh label create assay:b",
+        "Next: edit assay.toml, then run assay ci plan assay:a",
+    ]
 
 
 def test_workflows_name_the_branch_and_the_release_or_a_commit(root: Path) -> None:
