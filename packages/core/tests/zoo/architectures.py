@@ -118,12 +118,14 @@ def build_tiny(architecture: Architecture) -> nn.Module:
 
 @torch.no_grad()
 def _reads_tokens(model: nn.Module) -> bool:
-    """Return True if the model accepts a text: sizes of a configuration may exclude each other."""
+    """Return True if the model accepts a text and a further token: parts of a configuration may exclude each other."""
     parameters = inspect.signature(model.forward).parameters
     ids = torch.arange(3, 11)[None]
     inputs = {name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters}
     try:
-        model(**inputs)
+        cache = getattr(model(**inputs), "past_key_values", None)
+        if cache is not None and "past_key_values" in parameters:
+            model(**inputs, past_key_values=cache)
     except Exception:  # noqa: BLE001 - each class refuses in its own way
         return False
     return True

@@ -1,5 +1,6 @@
 """The reference process: capture a golden, for any number of candidates."""
 
+import shutil
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,10 +104,12 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
     notes: list[str] = []
     num_phases = _MODULE_PHASES if spec.level == "module" else _PHASES
     progress.number_phases(num_phases * len(spec.noise_for))
-    for dtype in spec.noise_for:
-        with progress.step(f"loading {spec.model} in {wide}, for {dtype}"):
+    for dtype, precision in ((dtype, one) for dtype in spec.noise_for for one in (wide, "float32")):
+        if dtype in sections or dtype == precision:
+            continue
+        with progress.step(f"loading {spec.model} in {precision}, for {dtype}"):
             yardstick = load_yardstick(
-                spec.model, device, wide, dtype, spec.remote_code, run.widening
+                spec.model, device, precision, dtype, spec.remote_code, run.widening
             )
             if plan is None or identity is None:
                 identity = identify(yardstick)
@@ -122,7 +125,15 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
             section = _Capture(spec, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, record_choices(writer)))
             del yardstick
-            sections[dtype] = section.run_noise(wide)
+            retries = section.has_nan and precision == "float64" and dtype != "float32"
+            if not retries:
+                sections[dtype] = section.run_noise(precision)
+        if retries:
+            notes.append(
+                f"the model computes NaN in float64: the yardstick for {dtype} is of float32"
+            )
+            shutil.rmtree(spec.folder / dtype)
+            continue
         digest = read_digest(spec.folder / dtype)
         sections[dtype] = sections[dtype].model_copy(update={"trace_digest": digest})
     if identity is None or plan is None:
@@ -219,6 +230,8 @@ class _Capture:
         self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
         self.outputs: list[str] = []
+        self.has_nan = False
+        """True if the yardstick returned NaN."""
 
     def run_yardstick(self, side: Side) -> None:
         """Generate freely, then record every module with these tokens forced."""
@@ -255,6 +268,7 @@ class _Capture:
             self._attach("tokens", work, free.tokens)
             for name, output in free.outputs.items():
                 self._attach(name, work, output)
+                self.has_nan |= bool(output.isnan().any())
             self.outputs = list(free.outputs)
         self.writer.attach_json(OUTPUTS, self.outputs)
 
@@ -278,7 +292,7 @@ class _Capture:
         side = Side(loaded, trusted_device(self.device, self.dtype, num_parameters))
         if choices.modules:
             side = replace(side, choices=replace_choices(choices, noise_of_choices))
-        deterministic = self._attach_noise_outputs(side)
+        deterministic = self._attach_noise_outputs(side, wide)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.spec.level == "module":
             with self.progress.step("noise run: measuring how errors accumulate"):
@@ -306,17 +320,24 @@ class _Capture:
             self._attach("scores", work, scores)
             advance_task("batches")
 
-    def _attach_noise_outputs(self, side: Side) -> bool:
+    def _attach_noise_outputs(self, side: Side, wide: str) -> bool:
         """Attach the forced outputs. Returns: True if a second run is bitwise equal."""
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
         repeated = RepeatedWork(works)
+        noise_has_nan = False
         with self.progress.task("noise run: forcing the same tokens", self.num_tokens, "tokens"):
             for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
                 outputs = run_forced(side, work, tokens).outputs
                 for name in self.outputs:
                     self._attach(NOISE_PREFIX + name, work, outputs[name])
+                    noise_has_nan |= bool(outputs[name].isnan().any())
                 repeated.offer(number, outputs)
+        if self.has_nan and not noise_has_nan:
+            raise UsageError(
+                f"{self.spec.model} computes NaN in {wide}, but not in {self.dtype}: its code does not run in {wide},"
+                " which the reference needs"
+            )
         with self.progress.task("noise run: running again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 

@@ -77,6 +77,9 @@ def _is_input(port: str) -> bool:
     return port.startswith("input.")
 
 
+# Axes of a mask of pairs without heads: batch, queries, keys.
+_PAIRS_NDIM = 3
+
 # Attention implementations whose masks are complete. Others (flash, flex) get padding and window by
 # other arguments; their masks are neither compared nor replaced, and the result of attention is judged.
 COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
@@ -85,9 +88,10 @@ COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
 def is_attention_mask(port: str, expected: Tensor) -> bool:
     """Return True if the tensor at `port` only states which keys each query may see.
 
-    An additive mask contains zeros and lowest numbers only; biases by distance are values.
+    Its last axes are queries and keys; before them may be heads, or streams of one text. An additive mask
+    contains zeros and lowest numbers only; biases by distance are values.
     """
-    if not _is_named_mask(port) or expected.ndim != 4:
+    if not _is_named_mask(port) or expected.ndim < _PAIRS_NDIM:
         return False
     return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
 
@@ -132,7 +136,11 @@ def allowed(mask: Tensor) -> Tensor:
         return mask
     if not mask.is_floating_point():
         return mask != 0
-    return mask > torch.finfo(mask.dtype).min / 2
+    columns = mask > torch.finfo(mask.dtype).min / 2
+    # A mask that was rounded to a narrower dtype keeps the lowest number of that one.
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        columns &= mask != torch.finfo(dtype).min
+    return columns
 
 
 class MaskDifference(NamedTuple):
@@ -151,46 +159,46 @@ def count_differences(
     """Compare two masks. Rows of padding queries are ignored.
 
     actual: a mask, or None for an implementation's own causal mask, and for no padding.
-    expected: the reference's mask, (B, 1, T, S), or (B, S) for padding.
+    expected: the reference's mask, (B, T, S) or (B, ..., T, S), or (B, S) for padding.
     """
     if expected.ndim == 2:
         given = torch.ones_like(expected) if actual is None else actual
         return MaskDifference(expected.numel(), int((allowed(given) != allowed(expected)).sum()))
-    expected_BT1S = allowed(expected)
-    batch, _, length, num_keys = expected_BT1S.shape
+    expected_BxTS = allowed(expected)
+    batch, *_, length, num_keys = expected_BxTS.shape
     if actual is None:
-        actual_BT1S = causal_like(expected)
+        actual_BxTS = causal_like(expected)
     else:
-        actual_BT1S = _without_empty_slots(allowed(actual.detach().cpu()), num_keys)
-    valid = torch.ones(batch, length, dtype=torch.bool)
+        actual_BxTS = _without_empty_slots(allowed(actual.detach().cpu()), num_keys)
+    valid_BT = torch.ones(batch, length, dtype=torch.bool)
     known = rows if rows is not None and (rows.num_rows, rows.length) == (batch, length) else None
     if known is not None:
-        valid = torch.tensor(known.positions) >= 0
-    num_compared = int(valid.sum()) * num_keys
+        valid_BT = torch.tensor(known.positions) >= 0
+    num_compared = int(valid_BT.sum()) * expected.numel() // max(1, batch * length)
     try:
-        different = actual_BT1S.broadcast_to(expected_BT1S.shape) != expected_BT1S
+        different = actual_BxTS.broadcast_to(expected_BxTS.shape) != expected_BxTS
     except RuntimeError:  # shapes differ: no pair agrees
         return MaskDifference(num_compared, num_compared)
-    different = different & valid[:, None, :, None]
-    wrong = different.any(-1).any(1).nonzero()
-    if known is None or not len(wrong):
+    different = different & valid_BT.view(batch, *[1] * (expected.ndim - 3), length, 1)
+    wrong_BT = different.movedim(-2, 1).flatten(2).any(-1)
+    if known is None or not wrong_BT.any():
         return MaskDifference(num_compared, int(different.sum()))
-    row, column = wrong[0].tolist()
+    row, column = wrong_BT.nonzero()[0].tolist()
     first = known.prompts[row], known.positions[row][column]
     return MaskDifference(num_compared, int(different.sum()), first)
 
 
 def causal_like(expected: Tensor) -> Tensor:
-    """Return the mask that attention without a mask has: causal, as (B, 1, T, S) like the reference's mask."""
-    batch, _, length, num_keys = expected.shape
-    causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
-    return causal.expand(batch, 1, length, num_keys)
+    """Return the mask that attention without a mask has: causal, in the shape of the reference's mask."""
+    length, num_keys = expected.shape[-2:]
+    causal_TS = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+    return causal_TS.expand(expected.shape)
 
 
-def _without_empty_slots(allowed_B1TS: Tensor, num_keys: int) -> Tensor:
+def _without_empty_slots(allowed_BxTS: Tensor, num_keys: int) -> Tensor:
     """Drop the columns after the keys, which no query may see: slots of a static cache without a token."""
-    is_empty = not allowed_B1TS[..., num_keys:].any()
-    return allowed_B1TS[..., :num_keys] if is_empty else allowed_B1TS
+    is_empty = not allowed_BxTS[..., num_keys:].any()
+    return allowed_BxTS[..., :num_keys] if is_empty else allowed_BxTS
 
 
 def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:

@@ -112,6 +112,9 @@ FORMS = {
     "bfloat16": additive(ALLOWED, torch.bfloat16),
     "float16": additive(ALLOWED, torch.float16),
     "minus infinity": additive(ALLOWED, torch.float32, -math.inf),
+    # A reference in float64 rounds the inputs of its modules to the candidate's dtype.
+    "float32 in float64": additive(ALLOWED, torch.float32).double(),
+    "float16 in float32": additive(ALLOWED, torch.float16).float(),
 }
 
 
@@ -185,6 +188,19 @@ def test_mask_for_all_heads_is_that_of_each() -> None:
     assert (compared, different) == (15, 0) or different == compared > 0
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 3), (2, 4, 3, 3), (2, 4, 2, 3, 3)])
+def test_masks_without_heads_and_of_several_streams_are_compared(shape: tuple[int, ...]) -> None:
+    expected = ALLOWED.view(2, *[1] * (len(shape) - 3), 3, 3).expand(shape).clone()
+    changed = expected.clone()
+    changed[1, ..., 2, 2] = False
+    copies = changed.numel() // 18
+
+    assert count_differences(expected, expected, ROWS)[:2] == (15 * copies, 0)
+    found = count_differences(changed, expected, ROWS)
+    assert found[:2] == (15 * copies, copies)
+    assert found.first == (ROWS.prompts[1], 2)
+
+
 def test_mask_of_another_length_differs_everywhere() -> None:
     assert count_differences(ALLOWED[..., :2], ALLOWED, ROWS)[:2] == (15, 15)
 
@@ -206,6 +222,8 @@ def test_replacement_has_the_form_of_what_it_replaces(actual: Tensor) -> None:
         ("input.attention_mask", (2, 1, 3, 3), True),
         ("input.causal_mask", (2, 1, 3, 3), True),
         ("input.attention_mask.full_attention", (2, 1, 3, 3), True),
+        ("indexer:input.attention_mask", (2, 3, 3), True),
+        ("input.extended_predict_attention_mask", (2, 4, 2, 3, 6), True),
         ("input.attention_mask", (2, 3), False),
         ("input.hidden_states", (2, 1, 3, 3), False),
         ("input.masked_states", (2, 1, 3, 3), False),
