@@ -41,7 +41,8 @@ def test_the_planted_fault_is_found_and_printed(outputs: list[list[Any]]) -> Non
     lines = printed(outputs[0]).splitlines()
     assert lines[0] == "✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32"
     assert lines[1].startswith("model.layers.1.mlp.down_proj, operation linear")
-    assert lines[-1].startswith("report: runs/")
+    assert lines[-2].startswith("report: runs/")
+    assert lines[-1].startswith("Next: assay ")
     progress = [output.text for output in outputs[0] if output.get("name") == "stderr"]
     assert "\x1b" not in "".join(progress)
 

@@ -41,10 +41,10 @@ def test_the_exit_code_is_that_of_the_verdict(report_app: typer.Typer) -> None:
     assert CliRunner().invoke(report_app, ["failed"]).exit_code == 1
 
 
-def test_the_verdict_is_printed_first_and_the_page_last(report_app: typer.Typer) -> None:
+def test_the_verdict_is_printed_first_and_the_next_command_last(report_app: typer.Typer) -> None:
     lines = CliRunner().invoke(report_app, ["failed"]).stdout.splitlines()
     assert lines[0] == "✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32"
-    assert lines[-1] == "report: failed/report.html"
+    assert lines[-2:] == ["report: failed/report.html", "Next: assay explain module-error"]
     assert Path("failed/report.html").is_file()
 
 
