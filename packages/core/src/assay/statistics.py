@@ -9,7 +9,7 @@ from typing import Literal, get_args
 Statistic = Literal[
     "non-finite", "exact",
     "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
-    "replay-row-slope", "replay-share",
+    "replay-row-slope", "replay-share", "replay-choice",
     "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole",
     "output-error", "output-worst", "output-whole", "loss-error",
     "trajectory-error", "accumulated", "norm-error",
@@ -64,6 +64,9 @@ STATISTICS: dict[str, StatisticEntry] = {
     "replay-share": StatisticEntry(
         "share of wrongly rounded elements", of_stages=True, is_systematic=True
     ),
+    "replay-choice": StatisticEntry(
+        "share of other choices between nearly equal scores", limit_of="replay-tensor"
+    ),
     "logits-kl": StatisticEntry("mean KL divergence"),
     "logits-kl-worst": StatisticEntry("KL divergence of the worst token"),
     "logits-error": StatisticEntry("relative error of the logits", is_general=True),
@@ -100,6 +103,9 @@ STATISTICS: dict[str, StatisticEntry] = {
     "max-abs": StatisticEntry("largest absolute difference of logits", "nothing"),
     "first-difference": StatisticEntry("logit gap where the tokens first differ"),
 }
+
+# They compare integers, and have no error of a row.
+OF_INTEGERS = frozenset({"exact", "replay-choice"})
 
 # Values of each training step, drawn next to those of the trusted run and not judged.
 CURVES = {"loss": "loss", "grad-norm": "gradient norm", "learning-rate": "learning rate"}

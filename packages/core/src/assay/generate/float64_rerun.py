@@ -45,6 +45,7 @@ from assay.replay.modules import Replayer
 from assay.runs import Progress
 from assay.runs.results import EQUIVALENCE_FOLDER
 from assay.sites import Call, CallSite, unwrapped_path
+from assay.statistics import OF_INTEGERS
 from assay.trace import TensorEntry, Trace, TraceWriter
 from assay.verdicts import Outcome
 
@@ -327,7 +328,7 @@ def is_representation(failed: Iterable[Judged], errors: Equivalence) -> bool:
 def _differs_as_much(failed: Judged, in_float64: PortDifference | None) -> bool:
     if in_float64 is None or failed.statistic == "non-finite":
         return False
-    if failed.statistic == "exact":
+    if failed.statistic in OF_INTEGERS:
         return bool(in_float64.num_different)
     observed, exact = failed.port.sums.relative_error, in_float64.relative_error
     return observed <= SAME_ERROR * exact and exact <= SAME_ERROR * observed

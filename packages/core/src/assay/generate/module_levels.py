@@ -26,7 +26,7 @@ from assay.judge.token_rows import TokenPort, TokenRows
 from assay.metrics import RowErrors
 from assay.sites import holds_heads
 from assay.stages import Stage
-from assay.statistics import SYSTEMATIC
+from assay.statistics import OF_INTEGERS, SYSTEMATIC
 from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
 
 # If one head is wrong, it has nearly all of the excess error; with two wrong heads neither has.
@@ -228,7 +228,7 @@ def _first_bad_token(
     reported: Judged, noise: ReplayResults, evidence: GenerateEvidence
 ) -> TokenPosition | None:
     rows = RowErrors.concatenate(reported.port.sums.rows)
-    if rows.error.numel() == 0 or reported.statistic == "exact":
+    if rows.error.numel() == 0 or reported.statistic in OF_INTEGERS:
         prompt, position = reported.port.exact.first
         return evidence.token(prompt, position) if prompt >= 0 else None
     # A systematic error is in every row, but no row exceeds its limit.

@@ -32,7 +32,7 @@ from typing import Any, Self
 from assay.dtypes import FORMATS, float_format
 from assay.judge.levels import MOST_LISTED, describe_judged_level, find_reported
 from assay.judge.limits import Limits
-from assay.judge.results import PortResult, ReplayResults
+from assay.judge.results import ExactCount, PortResult, ReplayResults
 from assay.metrics import PairSums
 from assay.noise import (
     NO_NOISE,
@@ -160,7 +160,7 @@ def _ratios(
     others: Sequence[PairSums],
 ) -> Iterable[Ratio]:
     if port.exact.num_compared:
-        yield Ratio("exact", port.exact.num_different / port.exact.num_compared, 0.0)
+        yield _exact_ratio(port.exact, ExactCount() if noise is None else noise.exact)
     sums = port.sums
     if not sums.num_elements:
         return
@@ -188,6 +188,17 @@ def _ratios(
     alike = noise is not None and noise.pointwise and noise.dtype == port.dtype
     if alike and reference.misrounded_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
+
+
+def _exact_ratio(actual: ExactCount, noise: ExactCount) -> Ratio:
+    """Compare integers, which must be equal unless rounding alone changes some: an indexer's choice of keys.
+
+    One more difference than in the noise run is always within the noise.
+    """
+    share = actual.num_different / actual.num_compared
+    if not noise.num_different:
+        return Ratio("exact", share, 0.0)
+    return Ratio("replay-choice", share, (noise.num_different + 1) / noise.num_compared)
 
 
 def _unit_roundoff(port: PortResult, noise: PortResult | None) -> float:

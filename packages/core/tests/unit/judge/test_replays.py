@@ -211,6 +211,22 @@ def test_one_different_index_fails() -> None:
     assert failed_statistics(items) == {"router": {"exact"}}
 
 
+@pytest.mark.parametrize(
+    ("num_different", "fails"), [(0, False), (2, False), (12, False), (13, True)]
+)
+def test_choices_that_rounding_changes_too_may_differ_as_often(
+    num_different: int, *, fails: bool
+) -> None:
+    """An indexer of sparse attention chooses keys by scores that are nearly equal."""
+    of_noise, item = port("indexer"), port("indexer")
+    of_noise.exact.add(1000, 2)
+    item.exact.add(1000, num_different)
+
+    items, _ = judge_replay(results(item), results(of_noise), LIMITS)
+
+    assert failed_statistics(items) == ({"indexer": {"replay-choice"}} if fails else {})
+
+
 def test_port_without_a_noise_run_is_judged_by_the_unit_roundoff() -> None:
     items, _ = judge_replay(results(measured("m", noise(2 * UNIT))), results(), LIMITS)
 

@@ -27,7 +27,7 @@ from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.replay.gradients import GradientScale
 from assay.sites import Phase
 from assay.stages import Stage
-from assay.statistics import STATISTICS, worst_error
+from assay.statistics import OF_INTEGERS, STATISTICS, worst_error
 from assay.trace import Trace
 from assay.training.processes.free_run import MOST_SKIPPED
 from assay.training.replay.step_values import RunRows
@@ -71,7 +71,7 @@ def bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     """Return the steps with an error over the limit, or of at least half the largest."""
     first, _ = item.port.exact.first
     statistic = item.statistic
-    if statistic == "exact" and first >= 0:
+    if statistic in OF_INTEGERS and first >= 0:
         return [run_rows.step_of(first)]
     rows = RowErrors.concatenate(item.port.sums.rows)
     # Values that belong to no prompt, such as rotary tables, have row number -1.
