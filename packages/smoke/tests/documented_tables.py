@@ -9,9 +9,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from assay_smoke.matrix.cases import AXES
 from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
-from assay_smoke.matrix.rules import RULES, Coverage, Rule, rules_of_vendor, vendor_names
+from assay_smoke.matrix.rules import AXES, RULES, Coverage, Rule, rules_of_vendor, vendor_names
 
 
 def document_tables() -> dict[str, str]:

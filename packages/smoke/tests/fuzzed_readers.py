@@ -9,9 +9,15 @@ from assay.verdicts import Outcome
 from assay_smoke.cases.timeline import Timeline, read_timeline, where_it_stopped
 from assay_smoke.external.library import Losses, read_library
 from assay_smoke.external.watched_run import LossReader
-from assay_smoke.matrix.cases import case_of
-from assay_smoke.matrix.durations import Durations, RecordedRun, read_history, record_runs
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
+from assay_smoke.matrix.planning import (
+    Durations,
+    PlanOptions,
+    RecordedRun,
+    plan_smoke,
+    read_history,
+    record_runs,
+)
+from assay_smoke.matrix.rules import case_of
 from assay_smoke.session.command import SessionOptions
 from assay_smoke.session.command import _choose as choose_items
 from packages.core.tests.fuzz.reader import NotedError, Reader

@@ -13,7 +13,7 @@ from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 if TYPE_CHECKING:
-    from assay_smoke.session.results import CaseResult
+    from assay_smoke.session.command import CaseResult
 
 
 _OWN = "FILE.py:NAME"
@@ -254,8 +254,13 @@ def run(  # noqa: PLR0913 - one for each option
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
     from assay_smoke.external.levels import NOT_JUDGED
-    from assay_smoke.session.command import COMMAND, SessionOptions, run_session
-    from assay_smoke.session.results import describe_extent, describe_outcomes
+    from assay_smoke.session.command import (
+        COMMAND,
+        SessionOptions,
+        describe_extent,
+        describe_outcomes,
+        run_session,
+    )
 
     options = SessionOptions(
         names=tuple(names or ()),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from assay_smoke.matrix.cases import Case
+from assay_smoke.matrix.rules import Case
 
 ONE = Case(framework="one-process", cards=1)
 LORA = Case(framework="one-process", cards=1, features=frozenset({"lora"}))

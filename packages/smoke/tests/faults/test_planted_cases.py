@@ -8,7 +8,7 @@ from assay.launch import TimeLimits
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.cases.running import CaseRun
-from assay_smoke.matrix.cases import Case
+from assay_smoke.matrix.rules import Case
 from packages.smoke.tests.faults.corpus import (
     BFLOAT16,
     FSDP,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import sampling, worker_seeds
-from assay_smoke.data.properties import RaisedError, Subject
+from assay_smoke.data import sampling
 from assay_smoke.data.protocols import LoaderPlan
+from assay_smoke.data.verdict import RaisedError, Subject
 
 PLANTS = Path(__file__).parents[1] / "data_plants"
 
@@ -28,15 +28,15 @@ def plant(file: str, name: str) -> Any:
 
 
 def test_torch_seeds_its_workers_apart() -> None:
-    report = worker_seeds.check_loader(Subject("right"), plant("loaders.py", "right"))
+    report = sampling.check_loader(Subject("right"), plant("loaders.py", "right"))
     assert report.findings == []
-    assert report.cases == dict.fromkeys(worker_seeds.LOADER_PROPERTIES, 1)
+    assert report.cases == dict.fromkeys(sampling.LOADER_PROPERTIES, 1)
     assert report.notes == ["ranks with equal seeds draw the same numbers in their workers"]
 
 
 def test_numbers_of_items_may_be_tensors() -> None:
     loader = plant("loaders.py", "right_as_tensors")
-    report = worker_seeds.check_loader(Subject("right"), loader)
+    report = sampling.check_loader(Subject("right"), loader)
     assert report.findings == []
     assert report.untried == []
 
@@ -47,28 +47,28 @@ def test_numbers_of_items_may_be_tensors() -> None:
         # https://github.com/pytorch/pytorch/pull/56488
         (
             "numpy_forked",
-            [worker_seeds.NEW_IN_WORKERS["numpy"], worker_seeds.NEW_IN_EPOCHS["numpy"]],
+            [sampling.NEW_IN_WORKERS["numpy"], sampling.NEW_IN_EPOCHS["numpy"]],
             "workers 0 and 1 draw the same from numpy",
         ),
         (
             "seeded_by_number",
-            [worker_seeds.NEW_IN_EPOCHS["numpy"], worker_seeds.NEW_IN_EPOCHS["random"]],
+            [sampling.NEW_IN_EPOCHS["numpy"], sampling.NEW_IN_EPOCHS["random"]],
             "epoch 1 draws from numpy what epoch 0 drew",
         ),
         (
             "torch_forked",
-            [worker_seeds.NEW_IN_WORKERS["torch"], worker_seeds.NEW_IN_EPOCHS["torch"]],
+            [sampling.NEW_IN_WORKERS["torch"], sampling.NEW_IN_EPOCHS["torch"]],
             "workers 0 and 1 draw the same from torch",
         ),
         (
             "never_repeated",
-            [worker_seeds.REPEATABLE],
+            [sampling.REPEATABLE_NUMBERS],
             "two runs with equal seeds draw different numbers from random",
         ),
     ],
 )
 def test_workers_seeded_wrongly_are_found(name: str, breaks: list[str], words: str) -> None:
-    report = worker_seeds.check_loader(Subject(name), plant("loaders.py", name))
+    report = sampling.check_loader(Subject(name), plant("loaders.py", name))
     assert [finding.name for finding in report.findings] == breaks
     assert report.findings[0].reason == words
     assert len(report.findings[0].example) == 2
@@ -77,7 +77,7 @@ def test_workers_seeded_wrongly_are_found(name: str, breaks: list[str], words: s
 def test_a_loader_without_workers_is_refused() -> None:
     message = r"^one_process returned a loader whose items came from 1 process; it must return "
     with pytest.raises(RaisedError, match=message):
-        worker_seeds.check_loader(Subject("one_process"), plant("loaders.py", "one_process"))
+        sampling.check_loader(Subject("one_process"), plant("loaders.py", "one_process"))
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,22 @@ def test_a_loader_without_workers_is_refused() -> None:
         ("right_items", []),
         (
             "held_generator",
-            [worker_seeds.NEW_IN_WORKERS["item"], worker_seeds.NEW_IN_EPOCHS["item"]],
+            [sampling.NEW_IN_WORKERS["item"], sampling.NEW_IN_EPOCHS["item"]],
         ),
-        ("generator_by_worker", [worker_seeds.NEW_IN_EPOCHS["item"]]),
+        ("generator_by_worker", [sampling.NEW_IN_EPOCHS["item"]]),
     ],
 )
 def test_generators_that_a_data_set_holds_are_followed(name: str, breaks: list[str]) -> None:
     loader = plant("loaders.py", "right")
-    report = worker_seeds.check_dataset(Subject(name), plant("loaders.py", name), loader)
+    report = sampling.check_dataset(Subject(name), plant("loaders.py", name), loader)
     assert [finding.name for finding in report.findings] == breaks
-    assert report.cases == dict.fromkeys(worker_seeds.DATASET_PROPERTIES, 1)
+    assert report.cases == dict.fromkeys(sampling.DATASET_PROPERTIES, 1)
 
 
 def test_a_data_set_without_random_numbers_is_refused() -> None:
     loader = plant("loaders.py", "right")
     with pytest.raises(RaisedError, match="it draws no random numbers; it must return"):
-        worker_seeds.check_dataset(Subject("x"), plant("loaders.py", "fixed_items"), loader)
+        sampling.check_dataset(Subject("x"), plant("loaders.py", "fixed_items"), loader)
 
 
 def test_an_iterable_data_set_that_every_worker_reads_whole_is_found() -> None:

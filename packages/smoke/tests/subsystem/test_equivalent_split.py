@@ -9,7 +9,7 @@ import pytest
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.external.levels import run_external
-from assay_smoke.session.results import reason_of
+from assay_smoke.session.command import reason_of
 
 SCRIPT = Path(__file__).parents[1] / "split_training.py"
 LOSSES = "losses.pattern = 'step (?P<step>\\d+) loss (?P<loss>\\S+)'\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_smoke.matrix.cases import case_of
+from assay_smoke.matrix.rules import case_of
 from packages.core.tests.subsystem.commands import run_command
 
 PLANTED = Path(__file__).parents[1] / "planted_trainers.py"

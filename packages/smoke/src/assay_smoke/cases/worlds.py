@@ -57,7 +57,7 @@ from assay.training.trainers.registry import OpenedTrainer, declared_traits, des
 from assay.verdicts import Number, Record
 from assay_smoke.cases.timeline import CyclePhase, Timeline
 from assay_smoke.judging import relative_error
-from assay_smoke.matrix.cases import Checkpoint
+from assay_smoke.matrix.rules import Checkpoint
 from assay_smoke.trainers.deepspeed.partitions import whole_size
 
 # Folders of a case.

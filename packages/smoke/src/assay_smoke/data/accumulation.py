@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.models import load_model
-from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import IGNORED, BackwardStep, FeatureKind
+from assay_smoke.data.verdict import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.judging import relative_error
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from assay_smoke.data.properties import Fault, PropertyLog, RaisedError, Subject, SubjectReport
 from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer, Truncation
 from assay_smoke.data.tokens import (
     LONG,
@@ -18,6 +17,7 @@ from assay_smoke.data.tokens import (
     show_tokens,
     template_ids,
 )
+from assay_smoke.data.verdict import Fault, PropertyLog, RaisedError, Subject, SubjectReport
 
 # The chats to render with a tokenizer.
 Chats = Callable[[Tokenizer], Iterable[Conversation]]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from assay.models import load_model
-from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import (
     IGNORED,
     Collate,
@@ -28,6 +27,7 @@ from assay_smoke.data.protocols import (
     Tokenizer,
 )
 from assay_smoke.data.tokens import show_row, show_token, show_tokens
+from assay_smoke.data.verdict import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.judging import relative_error
 
 Lengths = tuple[int, ...]

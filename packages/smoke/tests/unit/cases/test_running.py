@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from assay_smoke.cases.running import EVERY_CASE, preload_for
-from assay_smoke.matrix.cases import case_of
+from assay_smoke.matrix.rules import case_of
 
 _COUNT_THREADS = """
 import importlib, os, sys

@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from assay_smoke.data.chats import Renderer
-from assay_smoke.data.properties import PropertyLog, RaisedError, Subject
 from assay_smoke.data.protocols import Message, RenderedChat
 from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
+from assay_smoke.data.verdict import PropertyLog, RaisedError, Subject
 
 
 def byte_fallback_tokenizer() -> Any:

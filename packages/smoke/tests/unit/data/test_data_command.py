@@ -14,31 +14,38 @@ from assay.plugins import load_object
 from assay.verdicts import Outcome
 from assay_smoke.data.chats import check_chat
 from assay_smoke.data.collating import check_padding
-from assay_smoke.data.libraries import padding_tokenizers, render_by_template
-from assay_smoke.data.planned_checks import ONE_BOS, ChecksPlan, open_tokenizer
-from assay_smoke.data.properties import (
+from assay_smoke.data.planned_checks import (
+    ONE_BOS,
+    ChecksPlan,
+    open_tokenizer,
+    padding_tokenizers,
+    render_by_template,
+)
+from assay_smoke.data.sampling import (
+    ITEM,
+    NEW_IN_EPOCHS,
+    NEW_IN_WORKERS,
+    NEW_ORDER,
+    PROPERTIES,
+    SAMPLER_PLANS,
+    _Draw,
+    _find_equal,
+    check_sampling,
+)
+from assay_smoke.data.tokens import micro_tokenizer
+from assay_smoke.data.verdict import (
     BrokenProperty,
+    CheckReport,
+    DataAnswer,
+    DataRequest,
     Fault,
     PropertyLog,
     RaisedError,
     Subject,
     SubjectReport,
-)
-from assay_smoke.data.sampling import (
-    NEW_ORDER,
-    PROPERTIES,
-    SAMPLER_PLANS,
-    check_sampling,
-)
-from assay_smoke.data.tokens import micro_tokenizer
-from assay_smoke.data.verdict import (
-    CheckReport,
-    DataAnswer,
-    DataRequest,
     judge_data,
     print_data_verdict,
 )
-from assay_smoke.data.worker_seeds import ITEM, NEW_IN_EPOCHS, NEW_IN_WORKERS, _Draw, _find_equal
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 
@@ -290,7 +297,7 @@ def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
             raise PackageNotFoundError(library)
         return "1.0"
 
-    monkeypatch.setattr("assay_smoke.data.libraries.version", version)
+    monkeypatch.setattr("assay_smoke.data.planned_checks.version", version)
     plan = ChecksPlan(DataRequest())
     names = " ".join(check.name for check in plan.checks())
     assert "Trainer" not in names.replace("as in its Trainer", "")

@@ -6,8 +6,8 @@ from typing import Any
 
 from assay.plugins import load_object
 from assay_smoke.data import collating, sampling
-from assay_smoke.data.properties import Subject
 from assay_smoke.data.tokens import micro_tokenizer
+from assay_smoke.data.verdict import Subject
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")
 

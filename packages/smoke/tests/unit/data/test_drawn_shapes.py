@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from assay.plugins import load_object
 from assay_smoke.data import accumulation, chats, collating, sampling
-from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
 from assay_smoke.data.tokens import Conversation, micro_tokenizer
+from assay_smoke.data.verdict import Subject, SubjectReport
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 

@@ -9,9 +9,9 @@ import torch
 
 from assay.plugins import load_object
 from assay_smoke.data import accumulation, chats, collating, sampling
-from assay_smoke.data.libraries import micro_tokenizers
-from assay_smoke.data.properties import Subject, SubjectReport
+from assay_smoke.data.planned_checks import micro_tokenizers
 from assay_smoke.data.tokens import micro_tokenizer
+from assay_smoke.data.verdict import Subject, SubjectReport
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay_smoke.matrix.cases import (
+from assay_smoke.matrix.rules import (
     AXES,
     FEATURES,
     Batches,

@@ -7,8 +7,7 @@ import pytest
 
 from assay.files import DiskError
 from assay.verdicts import Outcome
-from assay_smoke.matrix.cases import Case, case_of
-from assay_smoke.matrix.durations import (
+from assay_smoke.matrix.planning import (
     RUNS_KEPT,
     Durations,
     History,
@@ -19,6 +18,7 @@ from assay_smoke.matrix.durations import (
     read_history,
     record_runs,
 )
+from assay_smoke.matrix.rules import Case, case_of
 
 FSDP, DDP = case_of("fsdp-2-lora"), case_of("ddp-2")
 MACHINE = "cpu-test-2"

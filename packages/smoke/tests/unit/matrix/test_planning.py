@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from assay.errors import UsageError
 from assay.verdicts import Outcome
 from assay_smoke.commands import plan as plan_cases
-from assay_smoke.matrix.cases import AXES, Case, case_of
-from assay_smoke.matrix.durations import RecordedRun, record_runs
 from assay_smoke.matrix.planning import (
     PlanOptions,
+    RecordedRun,
     SmokePlan,
     TimedJob,
     compile_expression,
     order_by_value,
     parse_budget,
     plan_smoke,
+    record_runs,
     schedule_jobs,
 )
-from assay_smoke.matrix.rules import pairs_of
+from assay_smoke.matrix.rules import AXES, Case, case_of, pairs_of
 
 
 @pytest.fixture(autouse=True)

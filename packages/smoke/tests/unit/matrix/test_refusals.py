@@ -29,8 +29,15 @@ from assay.training.trainers.parallel import (
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import construct_trainer
 from assay_smoke.cases.running import TRAINERS, features_of
-from assay_smoke.matrix.cases import FEATURES, Batches, Case, Framework, Precision
-from assay_smoke.matrix.rules import RULES, check_compatible
+from assay_smoke.matrix.rules import (
+    FEATURES,
+    RULES,
+    Batches,
+    Case,
+    Framework,
+    Precision,
+    check_compatible,
+)
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer, Zero3Trainer
 
 # Features that a trainer knows and that rules refuse in all cases of its framework.

@@ -12,11 +12,15 @@ import pytest
 
 import assay_smoke.matrix
 from assay.errors import UsageError
-from assay_smoke.matrix.cases import AXES, CARDS, Case, Framework, case_of
 from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import (
+    AXES,
+    CARDS,
     RULES,
+    Case,
+    Framework,
     Rule,
+    case_of,
     check_compatible,
     covered_pairs,
     refusing,

@@ -6,8 +6,7 @@ import time
 
 from assay.runs import Progress
 from assay.verdicts import Outcome
-from assay_smoke.session.command import ItemRequest
-from assay_smoke.session.results import CaseResult
+from assay_smoke.session.command import CaseResult, ItemRequest
 
 SECONDS = 20
 

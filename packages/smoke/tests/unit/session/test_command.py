@@ -11,9 +11,17 @@ from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
-from assay_smoke.session.command import SessionItem, SessionOptions, run_session, run_with_retry
-from assay_smoke.session.results import CaseResult, SessionReport, phases_of, write_page
-from assay_smoke.trainers.deepspeed import process
+from assay_smoke.session.command import (
+    CaseResult,
+    SessionItem,
+    SessionOptions,
+    SessionReport,
+    phases_of,
+    run_session,
+    run_with_retry,
+    write_page,
+)
+from assay_smoke.trainers.deepspeed import trainer
 
 
 def test_cases_of_a_library_that_is_not_installed_say_what_to_install(
@@ -22,7 +30,7 @@ def test_cases_of_a_library_that_is_not_installed_say_what_to_install(
     def find(name: str) -> ModuleSpec | None:
         return None if name == "deepspeed" else find_spec(name)
 
-    monkeypatch.setattr(process, "find_spec", find)
+    monkeypatch.setattr(trainer, "find_spec", find)
     ran: list[object] = []
     names = ("one-process-1", "zero3-1", "zero1-1")
 

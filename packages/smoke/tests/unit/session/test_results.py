@@ -10,7 +10,7 @@ from assay.output.console import open_text_console
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.commands import _tell
 from assay_smoke.data.verdict import print_data_verdict
-from assay_smoke.session.results import (
+from assay_smoke.session.command import (
     CaseResult,
     PhaseSeconds,
     SessionReport,

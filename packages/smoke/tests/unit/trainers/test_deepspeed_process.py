@@ -11,9 +11,13 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 import assay_smoke.trainers.deepspeed as package
 from assay.errors import MachineError, UsageError
 from assay.runs import open_progress
-from assay_smoke.trainers.deepspeed import process
-from assay_smoke.trainers.deepspeed.process import compile_ahead, extension_file, load_extension
-from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer
+from assay_smoke.trainers.deepspeed import trainer
+from assay_smoke.trainers.deepspeed.trainer import (
+    DeepSpeedTrainer,
+    compile_ahead,
+    extension_file,
+    load_extension,
+)
 
 
 def imported_at_once(file: Path) -> set[str]:
@@ -30,7 +34,7 @@ def imported_at_once(file: Path) -> set[str]:
 def test_no_module_imports_deepspeed_before_it_is_used() -> None:
     files = list(Path(str(package.__file__)).parent.glob("*.py"))
 
-    assert {file.stem for file in files} >= {"partitions", "process", "trainer"}
+    assert {file.stem for file in files} >= {"partitions", "trainer"}
     for file in files:
         assert "deepspeed" not in imported_at_once(file), file
 
@@ -41,7 +45,7 @@ def test_missing_deepspeed_is_one_sentence_that_says_what_to_install(
     def find(name: str) -> ModuleSpec | None:
         return None if name == "deepspeed" else find_spec(name)
 
-    monkeypatch.setattr(process, "find_spec", find)
+    monkeypatch.setattr(trainer, "find_spec", find)
 
     with pytest.raises(UsageError) as raised:
         DeepSpeedTrainer()
