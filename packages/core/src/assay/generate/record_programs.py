@@ -5,9 +5,7 @@ values in all batches and keeps the worst; the noise run records the same ones.
 """
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -31,15 +29,7 @@ from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
 from assay.sites import CallSite
 
-
-class WantedPrograms(NamedTuple):
-    """The values whose programs one side records."""
-
-    check: GenerateCheck
-    wanted: Wanted
-
-
-_RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
+_RECORD: RemoteFunction[tuple[GenerateCheck, Wanted], list[RecordedValue]] = RemoteFunction(
     "assay.generate.record_programs:record_programs", PRELOAD
 )
 
@@ -56,7 +46,7 @@ def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> li
     check = replace(check, golden=check.golden_folder, folder=wanted.folder, verify_golden=False)
     return pair_programs(
         _RECORD,
-        partial(WantedPrograms, check),
+        check,
         wanted,
         progress,
         world=world_of(check.mesh, check.candidate.device),
@@ -87,10 +77,10 @@ def compare_candidate(check: GenerateCheck, progress: Progress) -> list[WrongVal
 
 
 def record_programs(
-    request: WantedPrograms, progress: Progress, rank: Rank | None = None
+    request: tuple[GenerateCheck, Wanted], progress: Progress, rank: Rank | None = None
 ) -> list[RecordedValue]:
-    """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
-    check, wanted = request.check, request.wanted.of_rank(rank)
+    """Record the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
+    check, wanted = request
     section = GoldenSection.open(check.golden_folder, check.dtype)
     if wanted.sites:
         choose_threads(section.golden.model.num_parameters)
@@ -105,7 +95,7 @@ def record_programs(
         if not batches or batch.number in batches:
             with progress.task("recording the operations", count_tokens([batch]), "tokens"):
                 _run(side, section, finder, batch.number)
-    return finder.write()
+    return [*finder.found.values()]
 
 
 def _run(side: Side, section: GoldenSection, finder: ProgramFinder, number: int) -> None:

@@ -22,7 +22,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from assay.hooks.suspension import is_suspended, suspended
 from assay.hooks.tensors import copy_of
 from assay.sites import Site
-from assay.trace import Trace, TraceWriter
 
 # Keys of arguments that JSON lacks, and of those that a program cannot hold.
 VALUE, DTYPE, DEVICE, TORCH, NUMBER = "value", "dtype", "device", "torch", "number"
@@ -63,23 +62,6 @@ class Program:
     names: Mapping[int, str]
     """Names of the inputs: of a parameter, or of a place in the model; not of every input."""
     target: int
-
-    def write(self, writer: TraceWriter) -> None:
-        """Attach the program to a trace."""
-        content: Any = {"steps": self.steps, "names": self.names, "target": self.target}
-        writer.attach_json("program", content)
-        writer.attach("inputs", {str(number): one for number, one in self.inputs.items()})
-
-    @classmethod
-    def read(cls, trace: Trace) -> "Program":
-        """Read the program that `write` attached."""
-        content: Any = trace.attachment_json("program")
-        return cls(
-            [Step(*step) for step in content["steps"]],
-            {int(number): one for number, one in trace.attachment("inputs").items()},
-            {int(number): name for number, name in content["names"].items()},
-            content["target"],
-        )
 
 
 class ProgramPair(NamedTuple):

@@ -1,40 +1,33 @@
 """Find wrong values in a replay, and keep the programs that made them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowIndex
-from assay.launch import Rank, RemoteFunction, World, call
+from assay.launch import RemoteFunction, World, call
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
 from assay.replay.ports import allowed, is_attention_mask
 from assay.replay.trace_views import ReplayedTrace
 from assay.runs import Progress
-from assay.runs.results import rank_folder
 from assay.sites import CallSite, Phase, Site
-from assay.trace import Trace, TraceWriter
 
 
 class Wanted(NamedTuple):
     """The values whose programs one side records."""
 
     folder: Path
-    """Each program is a trace there."""
+    """For the logs of their processes."""
     step: int | None
     """None for any step."""
     ports: tuple[tuple[Phase, str, str], ...]
     """Phase, module and port of values at any call in this step; the candidate's."""
     sites: tuple[Site, ...] = ()
     """Values at these calls; of the noise run."""
-
-    def of_rank(self, rank: Rank | None) -> Self:
-        """Return the request of one rank, which writes into a folder of its own."""
-        return self._replace(folder=rank_folder(self.folder, rank.number)) if rank else self
 
     @property
     def is_of_loop(self) -> bool:
@@ -44,20 +37,22 @@ class Wanted(NamedTuple):
 
 
 class RecordedValue(NamedTuple):
-    """A value whose program was recorded."""
+    """A value with the program that made it."""
 
     site: Site
-    folder: Path
     error: float
     """Relative to the recorded value; of values that must be equal, the share that differs."""
+    program: Program
+    answer: dict[str, Tensor]
+    """As of a `ProgramPair`."""
 
 
-Request = TypeVar("Request")
+Check = TypeVar("Check")
 
 
 def pair_programs(
-    record: RemoteFunction[Request, list[RecordedValue]],
-    request: Callable[[Wanted], Request],
+    record: RemoteFunction[tuple[Check, Wanted], list[RecordedValue]],
+    check: Check,
     wanted: Wanted,
     progress: Progress,
     *,
@@ -66,30 +61,22 @@ def pair_programs(
 ) -> list[ProgramPair]:
     """Record the candidate's programs of wanted values, then the reference's of the same values.
 
-    record: records one side in its own process: the reference for a request with sites.
+    record: records one side in its own process: the reference if sites are wanted.
     world, python: of the candidate.
     """
     ask = partial(call, record, folder=wanted.folder, progress=progress)
-    own = request(wanted._replace(folder=wanted.folder / "candidate"))
-    by_rank = ask(own, name="candidate", world=world, python=python)
+    by_rank = ask((check, wanted), name="candidate", world=world, python=python)
     values = [one for of_rank in by_rank for one in of_rank]
     if not values:
         return []
     # What backward computes again, the reference computes in forward.
     both = [site for one in values for site in (one.site, _in_forward(one.site))]
-    sites = tuple(dict.fromkeys(both))
-    same = Wanted(wanted.folder / "reference", wanted.step, (), sites)
-    (trusted,) = ask(request(same), name="reference")
-    references = {one.site: Program.read(Trace.open(one.folder)) for one in trusted}
-    traces = [(one.site, Trace.open(one.folder)) for one in values]
+    same = wanted._replace(ports=(), sites=tuple(dict.fromkeys(both)))
+    (trusted,) = ask((check, same), name="reference")
+    references = {one.site: one.program for one in trusted}
     return [
-        ProgramPair(
-            site,
-            Program.read(trace),
-            references.get(site, references.get(_in_forward(site))),
-            trace.attachment("answer"),
-        )
-        for site, trace in traces
+        ProgramPair(site, program, references.get(site, references.get(_in_forward(site))), answer)
+        for site, _, program, answer in values
     ]
 
 
@@ -100,13 +87,6 @@ def _in_forward(site: Site) -> Site:
 _Key = tuple[Phase, str, str] | Site
 
 
-class _RecordedProgram(NamedTuple):
-    error: float
-    site: Site
-    program: Program
-    answer: dict[str, Tensor]
-
-
 @dataclass
 class ProgramFinder:
     """Keeps the programs of wanted values."""
@@ -114,7 +94,7 @@ class ProgramFinder:
     wanted: Wanted
     recorder: ProgramRecorder
     trace: ReplayedTrace
-    found: dict[_Key, _RecordedProgram] = field(default_factory=dict)
+    found: dict[_Key, RecordedValue] = field(default_factory=dict)
 
     def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
         """Keep the program of a wanted value that has a larger error than those before."""
@@ -129,7 +109,8 @@ class ProgramFinder:
         error = _relative_error(answer, value)
         is_worst = error > (self.found[key].error if key in self.found else 0.0)
         if is_worst or self.wanted.sites:
-            self.found[key] = _RecordedProgram(error, at, self.recorder.program_of(value), answer)
+            program = self.recorder.program_of(value)
+            self.found[key] = RecordedValue(at, error, program, answer)
 
     def inject(self, site: CallSite, port: str, value: Tensor) -> None:
         """Name an input of programs."""
@@ -143,17 +124,6 @@ class ProgramFinder:
     def overwrite(self, value: Tensor) -> None:
         """Let the content be an input."""
         self.recorder.replacing(value)
-
-    def write(self) -> list[RecordedValue]:
-        """Write a trace for each program, with the recorded value."""
-        values = []
-        for number, one in enumerate(self.found.values()):
-            folder = self.wanted.folder / str(number)
-            with TraceWriter(folder, {"site": str(one.site)}) as writer:
-                one.program.write(writer)
-                writer.attach("answer", one.answer)
-            values.append(RecordedValue(one.site, folder, one.error))
-        return values
 
 
 def _is_input(site: CallSite, port: str) -> bool:

@@ -57,7 +57,6 @@ def remove_recordings(folder: Path, keep: KeptFiles) -> None:
         return
     here = folder / HERE_FOLDER
     removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER, here / CANDIDATE_FOLDER]
-    removed += folder.glob("operations-*")
     if keep == "verdict":
         removed += [folder / GOLDEN_FOLDER, here]
     # Ranks write their logs into the candidate's folder.

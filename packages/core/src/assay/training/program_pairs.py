@@ -1,7 +1,6 @@
 """Record the programs of both sides that made wrong values of a training step, for `assay reproduce`."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from assay.devices.run_string import parse_run
@@ -12,10 +11,9 @@ from assay.reproduce.wrong_values import WrongValue
 from assay.runs import Progress
 from assay.sites import Phase
 from assay.training.check import PRELOAD, with_user_code
-from assay.training.processes.record_programs import WantedPrograms
 from assay.training.reports import TrainCheck
 
-_RECORD: RemoteFunction[WantedPrograms, list[RecordedValue]] = RemoteFunction(
+_RECORD: RemoteFunction[tuple[TrainCheck, Wanted], list[RecordedValue]] = RemoteFunction(
     "assay.training.processes.record_programs:record_programs", PRELOAD
 )
 
@@ -49,7 +47,7 @@ def record_pairs(check: TrainCheck, wanted: Wanted, progress: Progress) -> list[
     check = with_user_code(check, wanted.folder, progress)
     return pair_programs(
         _RECORD,
-        partial(WantedPrograms, replace(check, folder=wanted.folder)),
+        replace(check, folder=wanted.folder),
         wanted,
         progress,
         world=world_of(check.mesh, parse_run(check.candidate).device),

@@ -93,7 +93,7 @@ def test_golden_is_found_in_the_folder_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        ("full", {"golden/a", "candidate/rank-0/b", "candidate/rank0.log", "checkpoint/c", "operations-x/d"}),
+        ("full", {"golden/a", "candidate/rank-0/b", "candidate/rank0.log", "checkpoint/c"}),
         ("replay", {"golden/a", "candidate/rank0.log"}),
         ("verdict", {"candidate/rank0.log"}),
     ],
@@ -106,7 +106,6 @@ def test_what_is_not_kept_is_removed_and_logs_stay(
         "candidate/rank-0/b",
         "candidate/rank0.log",
         "checkpoint/c",
-        "operations-x/d",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

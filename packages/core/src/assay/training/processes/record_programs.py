@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -25,18 +24,11 @@ from assay.training.state.states import inject_state
 from assay.training.trainers.registry import OpenedTrainer
 
 
-class WantedPrograms(NamedTuple):
-    """The values whose programs one side records."""
-
-    check: TrainCheck
-    wanted: Wanted
-
-
 def record_programs(
-    request: WantedPrograms, progress: Progress, rank: Rank | None = None
+    request: tuple[TrainCheck, Wanted], progress: Progress, rank: Rank | None = None
 ) -> list[RecordedValue]:
-    """Write the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
-    check, wanted = request.check, request.wanted.of_rank(rank)
+    """Record the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
+    check, wanted = request
     record = _record_reference if wanted.sites else partial(_record_candidate, rank=rank)
     with progress.step("recording the operations"):
         return record(check, wanted)
@@ -88,4 +80,4 @@ def _replay(
             recorder.forget()
             with recorder if wanted.step in (None, number) else nullcontext():
                 step_until_made(partial(steps.run_step, number, batch), None)
-    return finder.write()
+    return [*finder.found.values()]
