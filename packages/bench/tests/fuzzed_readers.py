@@ -5,9 +5,8 @@ from pathlib import Path
 
 from assay.files import file_digest, write_sealed
 from assay.runs.results import read_verdict
-from assay_bench.baselines import accept
 from assay_bench.comparing import Terms, compare
-from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json
+from assay_bench.comparison_files import MARKDOWN_FILE, accept, compare_folders, comparison_as_json
 from assay_bench.lm_eval_files import read_evaluation, write_manifest
 from assay_bench.run_tasks import load_task, read_suite
 from assay_bench.tuning.rank_tasks import read_texts

@@ -473,7 +473,7 @@ def accept(
     """
     from dataclasses import replace
 
-    from assay_bench.baselines import accept as accept_evaluation
+    from assay_bench.comparison_files import accept as accept_evaluation
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.run_tasks import read_suite
 

@@ -9,8 +9,8 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import seal
-from assay_bench.baselines import accept, is_baseline, read_baseline
 from assay_bench.comparing import Terms
+from assay_bench.comparison_files import accept, is_baseline, read_baseline
 from assay_bench.results import Evaluation
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 

@@ -17,9 +17,10 @@ from assay.report.page.html import render_html
 from assay.report.run_report import read_report
 from assay.report.text_formats import print_report
 from assay.runs import RunFolder
-from assay_bench.baselines import Acceptance, Baseline
 from assay_bench.comparing import Terms, compare
 from assay_bench.comparison_files import (
+    Acceptance,
+    Baseline,
     compare_folders,
     comparison_as_json,
     comparison_as_markdown,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from assay.devices.vendor_names import find_vendor_name
+from assay.devices.run_string import find_vendor_name
 from assay.foreign_text import markdown_block
 from assay_runners.fleet import Fleet, Runner, Vendor
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from assay.devices.vendor_names import find_vendor_name
+from assay.devices.run_string import find_vendor_name
 from assay.errors import MachineError, UsageError
 from assay.files import read_text
 from assay_runners.fleet import (

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from assay.devices.registry import adapter_names
-from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run
-from assay.devices.vendor_names import suggest_device
+from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run, suggest_device
 from assay.errors import UsageError
 from assay.files import UnreadableFileError, read_text, read_toml_record
 from assay.plugins import list_defined_names

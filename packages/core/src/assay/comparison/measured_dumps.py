@@ -11,11 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.comparison.expected_noise import (
-    coarser_unit,
-    expected_score_noise,
-    measured_score_noise,
-)
 from assay.comparison.importing import (
     describe_reused,
     find_lost_ranks,
@@ -24,15 +19,21 @@ from assay.comparison.importing import (
     leave_out_reused,
     take_order,
 )
-from assay.comparison.measuring.metrics import (
+from assay.comparison.measuring.pair_measurer import (
+    MeasuredPorts,
+    PairMeasurer,
+    coarser_unit,
+    expected_score_noise,
+    measured_score_noise,
+)
+from assay.comparison.measuring.pair_values import (
     CustomMetric,
     TensorPair,
     measure_as_published,
     measure_metrics,
     measure_pair,
+    take_both,
 )
-from assay.comparison.measuring.pair_measurer import MeasuredPorts, PairMeasurer
-from assay.comparison.measuring.pair_values import take_both
 from assay.comparison.pairing.experts import Flip, ScoreNoise, find_flips, place_expert_rows
 from assay.comparison.pairing.fused_projections import add_residuals
 from assay.comparison.pairing.matching import (

@@ -1,7 +1,7 @@
 """Huawei Ascend NPUs, which the package torch_npu adds to torch as "npu"."""
 
 from assay.devices.base import DeviceVendor
-from assay.devices.vendor_package import VendorPackageDevice
+from assay.devices.torch_backend import VendorPackageDevice
 
 ASCEND = DeviceVendor(
     name="ascend",

@@ -4,7 +4,7 @@ import importlib
 import os
 
 from assay.devices.base import DeviceVendor
-from assay.devices.vendor_package import VendorPackageDevice
+from assay.devices.torch_backend import VendorPackageDevice
 
 GAUDI = DeviceVendor(
     name="gaudi",

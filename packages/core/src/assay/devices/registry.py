@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from assay.devices.base import Detection, Device, make_absent_error
-from assay.devices.run_string import Run, parse_device
-from assay.devices.vendor_names import suggest_device
+from assay.devices.run_string import Run, parse_device, suggest_device
 from assay.errors import AssayError, MachineError, UsageError
 
 GROUP = "assay.devices"

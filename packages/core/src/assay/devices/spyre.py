@@ -4,7 +4,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 
 from assay.devices.base import DeviceVendor
-from assay.devices.vendor_package import VendorPackageDevice
+from assay.devices.torch_backend import VendorPackageDevice
 
 SPYRE = DeviceVendor(
     name="spyre",

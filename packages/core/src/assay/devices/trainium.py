@@ -10,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from assay.devices.base import DeviceVendor
-from assay.devices.torch_backend import seed_generators
-from assay.devices.vendor_package import VendorPackageDevice, version_of
+from assay.devices.torch_backend import VendorPackageDevice, seed_generators, version_of
 from assay.errors import MachineError
 
 TRAINIUM = DeviceVendor(

@@ -56,8 +56,7 @@ from assay.models import LoadedModel, candidate_code, load_model, weight_hashes
 from assay.models.config_files import attention_of, first_line
 from assay.models.inspect.inspection import inspect_changes, inspect_load
 from assay.models.load import choose_threads, load_outline
-from assay.parallel.division import share_heads
-from assay.parallel.rank_boundaries import RankBoundaries
+from assay.parallel.rank_boundaries import RankBoundaries, share_heads
 from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.plugins import load_object
 from assay.replay.modules import Replayer

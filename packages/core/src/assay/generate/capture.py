@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
-from assay.devices.trusted import trusted_device
+from assay.devices.sim import trusted_device
 from assay.errors import UsageError
 from assay.files import write_whole
 from assay.generate.generation_loop import count_tokens

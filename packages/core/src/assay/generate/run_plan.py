@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from assay.devices.base import Device
-from assay.devices.trusted import trusted_device
+from assay.devices.sim import trusted_device
 from assay.errors import AssayError, MachineError, UsageError, name_some
 from assay.estimates import (
     SECONDS_PER_COMPARED_VALUE,

@@ -2,7 +2,7 @@
 
 A call passes through these files, in this order: `calling` pickles it, `process_groups` has the fork
 server start a group, `fork_server` forks its leader and its processes, `child_process` runs the function
-(on a rank after `process_group`), `supervising` waits for all, and `failures` words what went wrong. All
+(on a rank after `process_group`), `calling` waits for all, and `failures` words what went wrong. All
 processes end with this one, however it ends.
 """
 
@@ -29,8 +29,13 @@ from assay.launch.first_rank import (
     on_first_rank,
     require_one_machine,
 )
-from assay.launch.other_python import require_same_assay
-from assay.launch.process_groups import FORK_SERVER, SAME_HASHES, end_command, interrupt_all
+from assay.launch.process_groups import (
+    FORK_SERVER,
+    SAME_HASHES,
+    end_command,
+    interrupt_all,
+    require_same_assay,
+)
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
 
 __all__ = [

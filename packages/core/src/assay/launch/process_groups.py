@@ -1,6 +1,7 @@
 """Groups of processes: pipes to them, the client of the fork server, and their begin and end.
 
-A group has a leader, which the fork server forks, and the processes that the leader forks.
+A group has a leader, which the fork server forks, and the processes that the leader forks. They may run in
+another Python environment, as those of a candidate.
 """
 
 import atexit
@@ -16,10 +17,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from assay.errors import exit_in_words
+from assay.errors import UsageError, exit_in_words
 from assay.launch.failures import ForkServerError
 from assay.launch.fork_server import ANSWER
 from assay.watchdog import GRACE_SECONDS, WATCHDOG, signal_group, watched
@@ -376,3 +378,56 @@ def end_command(process: "subprocess.Popen[bytes]") -> None:
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
+
+
+_CORE = "assay-core"
+
+
+_ASK_SECONDS = 60.0
+
+
+_ASK = f"""
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    found = version("{_CORE}")
+    import assay.launch.fork_server
+except PackageNotFoundError:
+    found = None
+sys.stdout.write(json.dumps(found))
+"""
+
+
+@cache
+def require_same_assay(python: Path) -> None:
+    """Raise UsageError, in one sentence, unless `python` runs and has this version of assay."""
+    here = version(_CORE)
+    found = _ask(python)
+    if found != here:
+        what = f"has assay {found}, and this is {here}" if found else "has no assay"
+        raise UsageError(
+            f"--candidate-python {python} {what}: {python} -m pip install {_CORE}=={here}"
+        )
+
+
+def _ask(python: Path) -> str | None:
+    """Return the version of assay that `python` has; None without it."""
+    command, variables = [str(python), "-P", "-c", _ASK], own_variables(python, os.environ)
+    try:
+        done = subprocess.run(
+            command,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"--candidate-python {python} cannot be run: {error}") from None
+    try:
+        answer: str | None = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or ["it printed no answer"]
+        raise UsageError(f"--candidate-python {python} does not work: {last[0]}") from None
+    return answer

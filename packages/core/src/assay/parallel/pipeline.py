@@ -1,4 +1,4 @@
-"""A decoder cut into pipeline stages, and one rank's part of a training over them.
+"""A decoder cut into pipeline stages, one rank's part of a training over them, FSDP2, and clipping over ranks.
 
 A stage is the model without the modules of other stages, in which modules keep their paths. It runs
 transformers' own forward over its layers, with the model's masks, positions, rotary tables, multipliers and
@@ -9,24 +9,79 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from assay.errors import UsageError
-from assay.parallel.clipping import gradient_norm
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+# As in torch.nn.utils.clip_grad_norm_.
+_EPSILON = 1e-6
+
+
+def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """Compute the Euclidean norm of the whole gradients, the same on all ranks.
+
+    Plain gradients are the same on all ranks and count once; DTensors may have different meshes.
+    Sums are in float32; in float64 for float64 gradients.
+    Returns: a plain scalar; 0 without gradients; nan if one holds a NaN.
+    """
+    plain: list[Tensor] = []
+    divided: dict[object, tuple[DTensor, list[Tensor]]] = {}
+    for gradient in gradients:
+        if not isinstance(gradient, DTensor):
+            plain.append(_sum_of_squares(gradient))
+            continue
+        whole = gradient.redistribute(
+            placements=[Replicate() if p.is_partial() else p for p in gradient.placements]
+        )
+        key = (whole.device_mesh, whole.placements)
+        _, sums = divided.setdefault(key, (whole, []))
+        sums.append(_sum_of_squares(whole.to_local()))
+    for of_mesh, sums in divided.values():
+        placements = [p if p.is_replicate() else Partial() for p in of_mesh.placements]
+        local = torch.stack(sums).sum()
+        plain.append(
+            DTensor.from_local(
+                local, of_mesh.device_mesh, placements, run_check=False
+            ).full_tensor()
+        )
+    return torch.stack(plain).sum().sqrt() if plain else torch.tensor(0.0)
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale the gradients of `parameters` so that their global norm is at most `max_norm`.
+
+    Returns: the norm before scaling, as `gradient_norm`.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = gradient_norm(gradients)
+    scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(scale.to(local.device, local.dtype))
+    return norm
+
+
+def _sum_of_squares(local: Tensor) -> Tensor:
+    wide = local.detach()
+    wide = wide if wide.dtype == torch.float64 else wide.float()
+    return wide.square().sum()
+
 
 # Model types whose decoder is exactly embedding, layers, norm and head.
 MODEL_TYPES = frozenset({"llama", "granite", "qwen3", "mistral", "mixtral", "phi3"})
@@ -302,3 +357,50 @@ class _TokenLoss:
             reduction="sum",
         )
         return summed / self.num_step_tokens
+
+
+def shard_parameters(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    kept_on: Literal["device", "host"] = "device",
+) -> nn.Module:
+    """Shard `model`, a decoder or a stage of it, in place: each layer as a unit, then the rest.
+
+    Gradients are summed over ranks instead of averaged, because losses are divided by the number of
+    tokens on all ranks.
+    mesh: one axis, or two for replicas of shards (replicas first).
+    compute_dtype: for mixed precision; parameters and reductions keep the parameters' dtype.
+    kept_on: the location of shards, gradients and the optimizer's state.
+    """
+    options: dict[str, Any] = {"mesh": mesh}
+    if compute_dtype is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=compute_dtype, reduce_dtype=next(model.parameters()).dtype
+        )
+    if kept_on == "host":
+        # Pinned memory needs an accelerator.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    for layer in decoder_layers(model):
+        fully_shard(layer, **options)
+    fully_shard(called_module(model), **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            unit = cast("Any", module)
+            # Before torch 2.8 the divisor had another name, and sums could not be chosen.
+            set_divisor = getattr(unit, "set_gradient_divide_factor", None)
+            (set_divisor or unit.set_reduce_scatter_divide_factor)(1.0)
+            if hasattr(unit, "set_force_sum_reduction_for_comms"):
+                unit.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Find the decoder layers, by the classes that transformers names for sharding."""
+    names = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -27,16 +27,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
 from assay.errors import UsageError
-from assay.parallel.division import (
+from assay.parallel.rank_boundaries import (
     Division,
+    Features,
     HeadShare,
+    TensorLayout,
     check_every_rank_has_some,
     divide_by_heads,
     divide_evenly,
     fuse,
     share_heads,
 )
-from assay.parallel.rank_boundaries import Features, TensorLayout
 
 
 def sum_gradients(whole: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -17,9 +17,8 @@ from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
 from assay.hooks.module_tracer import find_called_modules, find_compiled_modules
-from assay.recording.background import BackgroundWriter
 from assay.recording.limits import Budget, CaptureFilter, open_control, parse_size
-from assay.recording.recorders import optimizer_steps
+from assay.recording.recorders import BackgroundWriter, optimizer_steps
 from assay.recording.running_capture import CapturePlan, RunningCapture
 from assay.runs import provenance
 from assay.sites import CapturedLevel, RowMap

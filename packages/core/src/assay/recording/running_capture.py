@@ -26,10 +26,10 @@ from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, Tra
 from assay.hooks.suspension import resumed, suspended_modes
 from assay.hooks.tensors import iterate_leaves, iterate_tensors, map_tensors
 from assay.output.streams import print_error
-from assay.recording.background import BackgroundWriter
 from assay.recording.limits import Budget, CaptureFilter, Control, Cost, Grade
 from assay.recording.recorders import (
     BackgroundRecorder,
+    BackgroundWriter,
     GradientWriter,
     OperationTap,
     OutputRecorder,

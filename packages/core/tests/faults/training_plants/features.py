@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from assay.parallel.clipping import clip_gradients
+from assay.parallel.pipeline import clip_gradients
 from assay.training.batches import pack_rows
 from assay.training.protocol import MicroBatch, TrainingPlan
 from assay.training.trainers.parallel import FSDPTrainer

@@ -184,7 +184,7 @@ def test_collective_longer_than_the_body_limit_is_a_hang_with_the_stacks_of_all(
 def test_stopped_rank_is_killed_although_it_reports_no_stack(
     pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.launch.supervising._STACK_SECONDS", 0.3)
+    monkeypatch.setattr("assay.launch.calling._STACK_SECONDS", 0.3)
     error = failure("stop", pids, IMPATIENT)
     assert isinstance(error, WorldHungError)
     assert str(error).splitlines()[2] == "  rank 1 did not report where it stands"

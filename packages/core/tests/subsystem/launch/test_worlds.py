@@ -15,7 +15,7 @@ from assay.launch import (
     TimeLimits,
     World,
     WorldSkipped,
-    supervising,
+    calling,
 )
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import (
@@ -127,7 +127,7 @@ def test_logs_are_kept_in_the_given_folder(tmp_path: Path) -> None:
 def test_logs_of_ranks_keep_their_begin_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "LARGEST_LOG_BYTES", 40)
+    monkeypatch.setattr(calling, "LARGEST_LOG_BYTES", 40)
     bodies.launch(bodies.print_lines, World({"dp": 1}), folder=tmp_path)
     log = (tmp_path / "rank0.log").read_text()
     assert log.startswith("line 1 of 100\nline 2")

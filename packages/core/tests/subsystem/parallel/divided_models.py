@@ -6,8 +6,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.models import load_model
-from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline import cut_stage
+from assay.parallel.pipeline import cut_stage, shard_parameters
 from assay.parallel.tensor_parallel import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.training_steps import load_whole
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from assay.devices.base import Device
-from assay.parallel.clipping import clip_gradients, gradient_norm
+from assay.parallel.pipeline import clip_gradients, gradient_norm
 from assay.parallel.tensor_parallel import shard_tensor
 
 # Norms 3, 4 and 12, which make 13 together; the last has an odd number of rows.

@@ -16,9 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from assay.parallel.clipping import clip_gradients
-from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline, clip_gradients, shard_parameters
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import Case
 from packages.core.tests.subsystem.parallel.tiny_models import add_lora
 from packages.core.tests.subsystem.parallel.training_steps import (

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from assay.errors import MachineError, UsageError
 from assay.models.load import load_model
 from assay.parallel.checkpoints import save_adapter, save_model, write_model_folder
-from assay.parallel.fsdp import shard_parameters
+from assay.parallel.pipeline import shard_parameters
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
 from packages.core.tests.subsystem.parallel.judging import plain
 from packages.core.tests.subsystem.parallel.tiny_models import add_lora

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.parallel.clipping import clip_gradients
+from assay.parallel.pipeline import clip_gradients
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 from packages.core.tests.subsystem.parallel.tiny_models import batch
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from assay.models import load_model
 from assay.models.transformers_calls import quiet_transformers
-from assay.parallel.clipping import clip_gradients
+from assay.parallel.pipeline import clip_gradients
 from packages.core.tests.subsystem.parallel.judging import plain, relative_error
 from packages.core.tests.subsystem.parallel.tiny_models import VOCABULARY, build_model
 

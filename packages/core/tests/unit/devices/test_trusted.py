@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from assay.devices.cpu import CpuDevice
-from assay.devices.sim import Arithmetic, SimDevice
-from assay.devices.trusted import trusted_device
+from assay.devices.sim import Arithmetic, SimDevice, trusted_device
 
 LARGE, SMALL = 20_000_000, 19_999_999
 

@@ -19,8 +19,8 @@ from assay.launch import (
     ProcessError,
     RemoteFunction,
     call,
+    calling,
     seconds_left,
-    supervising,
     time_limit,
 )
 from assay.runs import LineProgress, open_progress
@@ -269,7 +269,7 @@ def test_time_is_that_of_all_processes(tmp_path: Path) -> None:
 def test_log_holds_the_begin_and_the_end_of_more_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "LARGEST_LOG_BYTES", 28)
+    monkeypatch.setattr(calling, "LARGEST_LOG_BYTES", 28)
     shown = io.StringIO()
 
     call(

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from assay.launch import supervising
+from assay.launch import calling
 from assay.launch.process_groups import LinePipe
 
 
 def test_log_that_is_too_large_loses_its_middle_while_a_rank_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "LARGEST_LOG_BYTES", 40)
+    monkeypatch.setattr(calling, "LARGEST_LOG_BYTES", 40)
     log = tmp_path / "rank0.log"
     with log.open("ab", buffering=0) as rank:
         rank.write(b"a" * 30 + b"b" * 10)
-        supervising.shorten_log(log)
+        calling.shorten_log(log)
         assert log.read_bytes() == b"a" * 30 + b"b" * 10
 
         rank.write(b"c" * 8)
-        supervising.shorten_log(log)
+        calling.shorten_log(log)
         rank.write(b"d")
 
     cut = b"\n[assay: output is cut here]\n"
@@ -27,7 +27,7 @@ def test_log_that_is_too_large_loses_its_middle_while_a_rank_appends(
 
 
 def test_log_that_does_not_exist_yet_is_not_made(tmp_path: Path) -> None:
-    supervising.shorten_log(tmp_path / "rank0.log")
+    calling.shorten_log(tmp_path / "rank0.log")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import UsageError
-from assay.parallel.division import (
+from assay.parallel.rank_boundaries import (
     Division,
     HeadsError,
     HeadShare,

@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.comparison.measuring.placed_parts import place_declared
 from assay.dumps.protocol import DumpedTensor
-from assay.recording.background import BackgroundWriter, HostCopies, take_local
 from assay.recording.capture import capture
+from assay.recording.recorders import BackgroundWriter, HostCopies, take_local
 from assay.sites import CallSite, Site
 from assay.trace import Trace, TraceWriter
 from assay.trace.files import OutStream

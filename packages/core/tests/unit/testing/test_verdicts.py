@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from assay.files import UnreadableFileError
-from assay.testing.verdicts import assert_passed, assert_run_passed
+from assay.testing.golden import assert_passed, assert_run_passed
 from assay.verdicts import Level, Outcome, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 

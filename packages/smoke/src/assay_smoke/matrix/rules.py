@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_validator
 
-from assay.devices.vendor_names import find_vendor_name
+from assay.devices.run_string import find_vendor_name
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay.verdicts import Record

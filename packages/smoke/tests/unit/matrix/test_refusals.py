@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from assay.errors import UsageError
 from assay.models.config_files import load_config
 from assay.models.sources import local_folder, resolve_model
-from assay.parallel.division import HeadsError, share_heads
 from assay.parallel.pipeline import MODEL_TYPES, divide_layers
+from assay.parallel.rank_boundaries import HeadsError, share_heads
 from assay.training.protocol import LOSS_SCALING, PACKED, TrainingPlan
 from assay.training.trainers.adapters import adapter_tensors
 from assay.training.trainers.parallel import (

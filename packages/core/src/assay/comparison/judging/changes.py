@@ -13,9 +13,9 @@ from operator import ne
 import torch
 from torch import Tensor
 
-from assay.comparison.expected_noise import ROUNDOFFS, coarser_unit
 from assay.comparison.judging.judged_ports import JudgedPort, is_inside
 from assay.comparison.measured_dumps import MeasuredDumps
+from assay.comparison.measuring.pair_measurer import ROUNDOFFS, coarser_unit
 from assay.comparison.pairing.port_series import BLOCK, Port, Series, SeriesPair
 from assay.judge.wording import format_number
 from assay.verdicts import Location

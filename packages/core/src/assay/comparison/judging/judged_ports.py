@@ -8,9 +8,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import get_args
 
-from assay.comparison.expected_noise import NoiseLaw, adam_error, count_blocks
-from assay.comparison.measuring.metrics import MetricValues
-from assay.comparison.measuring.pair_measurer import MeasuredPorts
+from assay.comparison.measuring.pair_measurer import (
+    MeasuredPorts,
+    NoiseLaw,
+    adam_error,
+    count_blocks,
+)
+from assay.comparison.measuring.pair_values import MetricValues
 from assay.comparison.pairing.port_series import Port
 from assay.judge.limits import Limits
 from assay.judge.results import PortResult

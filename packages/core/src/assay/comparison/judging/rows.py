@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields, replace
 
 from assay.comparison.judging.judged_ports import JudgedPort
 from assay.comparison.measured_dumps import MeasuredDumps
-from assay.comparison.measuring.metrics import PairMetrics, TensorPair
+from assay.comparison.measuring.pair_values import PairMetrics, TensorPair
 from assay.comparison.pairing.port_series import Port, SeriesByPort
 from assay.dumps.protocol import DumpedTensor
 from assay.judge.levels import find_worst

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from assay.comparison.expected_noise import count_blocks
 from assay.comparison.importing import describe_reused
 from assay.comparison.judging.changes import describe_change
 from assay.comparison.judging.judged_ports import JudgedPort, find_wrong_replicas, judge_ports
@@ -21,8 +20,12 @@ from assay.comparison.judging.locating import (
 )
 from assay.comparison.judging.rows import list_measurements
 from assay.comparison.measured_dumps import MeasuredDumps, Pairing, activation_dtype
-from assay.comparison.measuring.metrics import find_worst_values
-from assay.comparison.measuring.pair_values import QuantizedLayer, find_quantized_layers
+from assay.comparison.measuring.pair_measurer import count_blocks
+from assay.comparison.measuring.pair_values import (
+    QuantizedLayer,
+    find_quantized_layers,
+    find_worst_values,
+)
 from assay.comparison.pairing.matching import is_allowed
 from assay.comparison.pairing.passes import DifferentToken
 from assay.comparison.pairing.port_series import Port, Series, SeriesByPort

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.devices.trusted import trusted_device
+from assay.devices.sim import trusted_device
 from assay.dtypes import float_format
 from assay.errors import AssayError, MachineError, UsageError
 from assay.estimates import (

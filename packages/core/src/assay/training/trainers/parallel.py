@@ -20,9 +20,13 @@ from assay.parallel.checkpoints import (
     save_checkpoint,
     save_model,
 )
-from assay.parallel.clipping import clip_gradients
-from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline import Pipeline, called_module, cut_stage
+from assay.parallel.pipeline import (
+    Pipeline,
+    called_module,
+    clip_gradients,
+    cut_stage,
+    shard_parameters,
+)
 from assay.parallel.rank_boundaries import RankBoundaries
 from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.training.protocol import OF_NAMED_PIPELINES, MicroBatch, TrainerTraits, TrainingPlan

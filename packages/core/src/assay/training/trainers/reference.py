@@ -22,7 +22,7 @@ from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.candidate_code import set_up
 from assay.models.transformers_calls import save_pretrained
-from assay.parallel.fsdp import decoder_layers
+from assay.parallel.pipeline import decoder_layers
 from assay.progress import counted
 from assay.training.batches import IGNORED, check_batch, pack_rows
 from assay.training.protocol import (

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline, shard_parameters
 from assay.parallel.tensor_parallel import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.divided_models import load_stage
 from packages.core.tests.subsystem.parallel.training_steps import (

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline, shard_parameters
 from packages.core.tests.subsystem.parallel.judging import ratios
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,

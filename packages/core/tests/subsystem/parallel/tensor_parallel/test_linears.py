@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate
 from assay.devices.base import Device
 from assay.errors import UsageError
 from assay.parallel import tensor_parallel
-from assay.parallel.division import (
+from assay.parallel.rank_boundaries import (
     Division,
     divide_by_heads,
     divide_evenly,

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from assay.devices.base import Device
 from assay.errors import UsageError
 from assay.parallel import tensor_parallel
-from assay.parallel.division import HeadsError
 from assay.parallel.pipeline import cut_stage
+from assay.parallel.rank_boundaries import HeadsError
 from assay.parallel.tensor_parallel import VocabularyParallelEmbedding, apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 from packages.core.tests.subsystem.parallel.tiny_models import (

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
-from assay.comparison.expected_noise import measured_score_noise
-from assay.comparison.measuring.pair_measurer import MeasuredPorts
+from assay.comparison.measuring.pair_measurer import MeasuredPorts, measured_score_noise
 from assay.comparison.pairing.port_series import Port
 from assay.dumps.protocol import Dump
 from assay.runs import SilentProgress

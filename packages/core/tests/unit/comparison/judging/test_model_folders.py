@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay.comparison.check import CompareOptions, compare
-from assay.comparison.judging.model_folders import judge_weights
+from assay.comparison.check import CompareOptions, compare, judge_weights
 from assay.errors import UsageError
 from assay.models.quantization.judging import (
     WeightComparison,

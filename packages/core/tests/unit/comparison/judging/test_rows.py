@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from assay.comparison.judging import rows
 from assay.comparison.judging.judged_ports import JudgedPort, judge_ports
 from assay.comparison.judging.rows import make_table
-from assay.comparison.measuring.metrics import measure_metrics, measure_pair
 from assay.comparison.measuring.pair_measurer import PairMeasurer
+from assay.comparison.measuring.pair_values import measure_metrics, measure_pair
 from assay.comparison.pairing.matching import match_series
 from assay.comparison.pairing.passes import align_passes, find_passes
 from assay.comparison.pairing.port_series import collect_series

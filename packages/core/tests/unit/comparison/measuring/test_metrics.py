@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.comparison.measuring import metrics as published
-from assay.comparison.measuring.metrics import (
+from assay.comparison.measuring import pair_values as published
+from assay.comparison.measuring.pair_values import (
     CustomMetric,
     MeasurePair,
     PairMetrics,

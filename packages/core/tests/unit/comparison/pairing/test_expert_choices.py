@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
-from assay.comparison.expected_noise import expected_score_noise
 from assay.comparison.measured_dumps import measure_noise
+from assay.comparison.measuring.pair_measurer import expected_score_noise
 from assay.comparison.pairing.port_series import Port
 from assay.dumps.protocol import Dump
 from assay.metrics import RowErrors
