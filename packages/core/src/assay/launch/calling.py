@@ -28,6 +28,7 @@ from assay.launch.failures import (
     describe_place,
     failure_of,
     hang_of,
+    read_end,
     read_stack,
     strongest,
 )
@@ -78,7 +79,6 @@ _POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
 # Logs are measured this often.
 _LOG_SECONDS = 1.0
-_LOG_TAIL_BYTES = 1 << 14
 
 
 class Logs:
@@ -309,7 +309,7 @@ class Supervisor:
         for rank, state in self._states.items():
             if state.exit_code is not None and state.exit_code < 0:
                 state.where = self._read_where(rank)
-            state.log = _read_end(self._folder / f"rank{rank}.log")
+            state.log = "\n".join(read_end(self._folder / f"rank{rank}.log"))
 
     def _ask_for_stacks(self, ranks: Iterable[int]) -> None:
         for rank in set(ranks) & set(self.group.pids):
@@ -339,15 +339,6 @@ def shorten_log(log: Path) -> bool:
             file.write(b"\n[assay: output is cut here]\n" + last)
         return True
     return False
-
-
-def _read_end(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 Request = TypeVar("Request")

@@ -53,13 +53,13 @@ class ProcessError(MachineError):
 
         If its last words say which package is missing, they are the reason.
         """
-        last = next((line for line in reversed(_read_end(log)) if line), "")
+        last = next((line for line in reversed(read_end(log)) if line), "")
         if exit_code > 0 and last.startswith(_IMPORT_ERRORS):
             return cls(f"the {name} process cannot import what it needs: {last} ({log})")
         how = exit_in_words(exit_code) if exit_code else "ended"
         if exit_code >= 0:
             how += " and no result" if exit_code else " without a result"
-        return cls(f"the {name} process {how}.{_last_words(log)}")
+        return cls(f"the {name} process {how}.{last_words(log)}")
 
     @classmethod
     def hung(cls, name: str, seconds: float, tasks: Sequence[str], log: Path) -> "ProcessError":
@@ -67,20 +67,21 @@ class ProcessError(MachineError):
         phase = f" in {' > '.join(tasks)}" if tasks else ""
         limit = f"the time limit of {seconds:g} s (--timeout) passed"
         return cls(
-            f"the {name} process did not end{phase}: {limit}.{_last_words(log, _STACK_LINES)}"
+            f"the {name} process did not end{phase}: {limit}.{last_words(log, _STACK_LINES)}"
         )
 
 
-def _last_words(log: Path, num_lines: int = _TAIL_LINES) -> str:
+def last_words(log: Path, num_lines: int = _TAIL_LINES) -> str:
+    """Quote the last lines of a log, for a message; "" without a log."""
     if not log.is_file():
         return ""
-    lines = _read_end(log)
+    lines = read_end(log)
     if not lines:
         return f" It printed nothing ({log} is empty)."
     return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-num_lines:])])
 
 
-def _read_end(log: Path) -> list[str]:
+def read_end(log: Path) -> list[str]:
     """Return the last lines of a log; of one that cannot be read, none."""
     try:
         with log.open("rb") as file:

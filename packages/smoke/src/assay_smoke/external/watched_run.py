@@ -27,7 +27,7 @@ from assay.devices.registry import open_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.files import UnreadableFileError, parse_json, read_bytes, write_whole
 from assay.foreign_text import shorten
-from assay.launch.failures import describe_place, read_stack
+from assay.launch.failures import describe_place, last_words, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
@@ -220,8 +220,6 @@ def _number(value: object, where: str) -> float:
 
 Phase = Literal["set-up", "steps", "tear-down"]
 
-_TAIL_LINES = 20
-
 # Names of worlds in timelines for runs that have a counterpart among the worlds of a case.
 _WORLDS = {"uninterrupted": "train", "interrupted": "terminate", "resumed": "resume"}
 
@@ -316,11 +314,7 @@ class RunEvidence:
     @property
     def last_lines(self) -> str:
         """Describe the end of the log, for a message."""
-        lines = self._log_lines
-        if not lines:
-            return f" It printed nothing ({self.launch.log} is empty)."
-        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-        return f" Its last lines ({self.launch.log}):\n{shown}"
+        return last_words(self.launch.log)
 
     def require_modules(self) -> None:
         """Check that it did not fail for lack of a Python package. Raises: MachineError."""
