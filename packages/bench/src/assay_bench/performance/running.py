@@ -3,7 +3,6 @@
 A suite process runs one round of a suite per turn. In a block, a process of each environment takes turns.
 """
 
-import json
 import math
 import os
 import random
@@ -26,7 +25,7 @@ from assay.errors import MachineError, UsageError
 from assay.files import read_sealed, write_sealed, write_whole
 from assay.judge.levels import LevelResult, conclude, not_compared, not_run
 from assay.judge.wording import format_count
-from assay.launch import SAME_HASHES, ProcessError, end_command
+from assay.launch import SAME_HASHES, ProcessError, ask_python, end_command, own_variables
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
 from assay.verdicts import SCHEMA, Level, Outcome, Record, Verdict
@@ -45,9 +44,6 @@ from assay_bench.performance.records import (
 
 # The first start can read torch's metadata from a cold disk.
 _PROBE_SECONDS = 120
-
-# Another environment must use only its own packages.
-_VARIABLES_OF_THIS_ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 _PROBE = """
 import json
@@ -98,27 +94,18 @@ class Environment:
             Python does not respond.
         """
         python = find_python(path)
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in _VARIABLES_OF_THIS_ENVIRONMENT
-        }
         try:
-            done = subprocess.run(
-                [python, "-P", "-c", _PROBE],
-                capture_output=True, text=True, check=False, env=variables, timeout=_PROBE_SECONDS,
-            )  # fmt: skip
+            answer, last = ask_python(python, _PROBE, _PROBE_SECONDS)
         except OSError as error:
             raise _make_no_python_error(path) from error
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"{python} did not respond within {_PROBE_SECONDS} s") from error
         try:
-            answer = json.loads(done.stdout)
+            variables = own_variables(python, os.environ)
             return cls(str(path), python, answer["suites"], answer["versions"], variables)
-        except (ValueError, KeyError, TypeError):
-            lines = done.stderr.strip().splitlines() or ["no output"]
+        except (KeyError, TypeError):
             raise UsageError(
-                f"{python} lacks the suites of assay-bench ({lines[-1]}); install assay-bench there with pip"
+                f"{python} lacks the suites of assay-bench ({last or 'no output'}); install assay-bench there with pip"
             ) from None
 
     def require(self, suites: Iterable[str]) -> None:

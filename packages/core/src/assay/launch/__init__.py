@@ -32,8 +32,10 @@ from assay.launch.first_rank import (
 from assay.launch.process_groups import (
     FORK_SERVER,
     SAME_HASHES,
+    ask_python,
     end_command,
     interrupt_all,
+    own_variables,
     require_same_assay,
 )
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
@@ -52,6 +54,7 @@ __all__ = [
     "WorldError",
     "WorldHungError",
     "WorldSkipped",
+    "ask_python",
     "call",
     "end_command",
     "interrupt_all",
@@ -59,6 +62,7 @@ __all__ = [
     "leave_together",
     "on_first_rank",
     "outer_world_size",
+    "own_variables",
     "parse_mesh",
     "require_one_machine",
     "require_same_assay",

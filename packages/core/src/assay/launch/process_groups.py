@@ -381,11 +381,7 @@ def end_command(process: "subprocess.Popen[bytes]") -> None:
 
 
 _CORE = "assay-core"
-
-
 _ASK_SECONDS = 60.0
-
-
 _ASK = f"""
 import json
 import sys
@@ -394,7 +390,7 @@ try:
     found = version("{_CORE}")
     import assay.launch.fork_server
 except PackageNotFoundError:
-    found = None
+    found = ""
 sys.stdout.write(json.dumps(found))
 """
 
@@ -402,32 +398,34 @@ sys.stdout.write(json.dumps(found))
 @cache
 def require_same_assay(python: Path) -> None:
     """Raise UsageError, in one sentence, unless `python` runs and has this version of assay."""
-    here = version(_CORE)
-    found = _ask(python)
+    here, name = version(_CORE), f"--candidate-python {python}"
+    try:
+        found, last = ask_python(python, _ASK, _ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{name} cannot be run: {error}") from None
+    if found is None:
+        raise UsageError(f"{name} does not work: {last or 'it printed no answer'}")
     if found != here:
         what = f"has assay {found}, and this is {here}" if found else "has no assay"
-        raise UsageError(
-            f"--candidate-python {python} {what}: {python} -m pip install {_CORE}=={here}"
-        )
+        raise UsageError(f"{name} {what}: {python} -m pip install {_CORE}=={here}")
 
 
-def _ask(python: Path) -> str | None:
-    """Return the version of assay that `python` has; None without it."""
-    command, variables = [str(python), "-P", "-c", _ASK], own_variables(python, os.environ)
+def ask_python(python: Path, code: str, seconds: float) -> tuple[Any, str]:
+    """Run `code` with the Python of another environment.
+
+    Returns: the JSON that it printed, or None; the last line on its stderr, or "".
+    Raises: OSError; subprocess.TimeoutExpired.
+    """
+    done = subprocess.run(
+        [python, "-P", "-c", code],
+        env=own_variables(python, os.environ),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    last = (done.stderr.strip().splitlines() or [""])[-1]
     try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"--candidate-python {python} cannot be run: {error}") from None
-    try:
-        answer: str | None = json.loads(done.stdout)
+        return json.loads(done.stdout), last
     except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed no answer"]
-        raise UsageError(f"--candidate-python {python} does not work: {last[0]}") from None
-    return answer
+        return None, last
