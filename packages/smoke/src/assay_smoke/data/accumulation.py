@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from assay.models import load_model
 from assay_smoke.data.protocols import IGNORED, BackwardStep, FeatureKind
-from assay_smoke.data.verdict import Fault, PropertyLog, Subject, SubjectReport
+from assay_smoke.data.verdict import Fault, Subject, SubjectReport
 from assay_smoke.judging import relative_error
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
@@ -87,7 +87,7 @@ def check_accumulation(
     subject: Subject, backward_step: BackwardStep, steps: Sequence[Step] = STEPS
 ) -> SubjectReport:
     """Compare the gradient of each step, averaged over ranks, with that of one big batch."""
-    log = PropertyLog(subject.name, (SAME_GRADIENT,))
+    report = SubjectReport.promising(subject.name, (SAME_GRADIENT,))
     model = load_model(MICRO_MODEL, dtype="float32").model
     for step, kind in product(steps, get_args(FeatureKind)):
         seed = num_step_tokens = sum(rows for rank in step for micro in rank for rows in micro)
@@ -100,8 +100,8 @@ def check_accumulation(
             ]
         oracle = [[_measure(model, micro) for micro in rank] for rank in ranks]
         wrong = _find_difference(torch.stack(parts).mean(0), oracle)
-        log.judge([SAME_GRADIENT], [Fault(SAME_GRADIENT, wrong, (case,))] if wrong else [])
-    return log.report()
+        report.judge([SAME_GRADIENT], [Fault(SAME_GRADIENT, wrong, (case,))] if wrong else [])
+    return report
 
 
 def describe_step(step: Step, kind: FeatureKind) -> str:

@@ -17,7 +17,7 @@ from assay_smoke.data.tokens import (
     show_tokens,
     template_ids,
 )
-from assay_smoke.data.verdict import Fault, PropertyLog, RaisedError, Subject, SubjectReport
+from assay_smoke.data.verdict import Fault, RaisedError, Subject, SubjectReport
 
 # The chats to render with a tokenizer.
 Chats = Callable[[Tokenizer], Iterable[Conversation]]
@@ -114,7 +114,7 @@ class Renderer:
             raise self.subject.returned(f"{len(ids)} ids and {len(labels)} labels", _WANTED)
         return None if not ids and max_length is not None else (ids, labels)
 
-    def chats(self, log: PropertyLog, chats: Chats) -> Iterator[Chat]:
+    def chats(self, report: SubjectReport, chats: Chats) -> Iterator[Chat]:
         """Render all chats. A template may refuse a system's turn, which is noted."""
         for conversation in chats(self.tokenizer):
             try:
@@ -122,7 +122,7 @@ class Renderer:
             except RaisedError as error:
                 if conversation is not WITH_SYSTEM:
                     raise
-                log.note(f"refuses a system's turn: {str(error).splitlines()[0]}")
+                report.note(f"refuses a system's turn: {str(error).splitlines()[0]}")
                 continue
             if rendered is None:
                 raise self.subject.returned("None for a chat without a length limit", _WANTED)
@@ -199,24 +199,24 @@ def check_chat(
     eos_token_ids: ids that end generation; empty if unknown.
     truncation: declared treatment of chats that are too long.
     """
-    log = PropertyLog(subject.name, CHAT_PROPERTIES)
+    report = SubjectReport.promising(subject.name, CHAT_PROPERTIES)
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
-        for chat in renderer.chats(log, chats):
+        for chat in renderer.chats(report, chats):
             faults = [*_find_faults(chat)]
             if renderer.render(chat.conversation) != (chat.ids, chat.labels):
                 reason = "the second call returns different ids or labels"
                 faults.append(Fault(REPEATABLE, reason, (chat.case,)))
-            log.judge(CHAT_PROPERTIES[:-1], faults)
+            report.judge(CHAT_PROPERTIES[:-1], faults)
             for note in _find_notes(chat, eos_token_ids):
-                log.note(note)
+                report.note(note)
         for cut in renderer.cuts():
-            log.judge([CUT], _find_wrong_cut(cut, truncation))
+            report.judge([CUT], _find_wrong_cut(cut, truncation))
             if cut.rendered is None:
-                log.note("chats that are too long are dropped")
+                report.note("chats that are too long are dropped")
             elif cut.start is not None:
-                log.note(f"chats that are too long keep their {'end' if cut.start else 'start'}")
-    return log.report()
+                report.note(f"chats that are too long keep their {'end' if cut.start else 'start'}")
+    return report
 
 
 def _find_faults(chat: Chat) -> Iterator[Fault]:
@@ -319,20 +319,20 @@ def check_labels(
     chats: Chats = conversations,
 ) -> SubjectReport:
     """Render all chats with all tokenizers and judge the labels."""
-    log = PropertyLog(subject.name, LABEL_PROPERTIES)
+    report = SubjectReport.promising(subject.name, LABEL_PROPERTIES)
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
-        for chat in renderer.chats(log, chats):
-            log.judge((OWN_ID, OTHERS, ASSISTANT, END), _find_wrong_labels(log, chat))
-            log.judge([PADDING], _find_padding_effect(renderer, chat))
+        for chat in renderer.chats(report, chats):
+            report.judge((OWN_ID, OTHERS, ASSISTANT, END), _find_wrong_labels(report, chat))
+            report.judge([PADDING], _find_padding_effect(renderer, chat))
         for cut in renderer.cuts():
-            log.judge([CUT_LABELS], _find_lost_labels(log, cut))
-    return log.report()
+            report.judge([CUT_LABELS], _find_lost_labels(report, cut))
+    return report
 
 
-def _find_wrong_labels(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
+def _find_wrong_labels(report: SubjectReport, chat: Chat) -> Iterator[Fault]:
     """Compare the labels with an oracle's. The assistant's turns may all have labels, or the last alone."""
-    right = _right_labels(log, chat)
+    right = _right_labels(report, chat)
     seen = set()
     for at, (id_, label) in enumerate(zip(chat.ids, chat.labels, strict=True)):
         name, expected, turn = right.get(at, (OWN_ID, label, None))
@@ -347,7 +347,7 @@ def _find_wrong_labels(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
             yield chat.fault_at(name, at, _describe_label(chat, turn, at))
 
 
-def _right_labels(log: PropertyLog, chat: Chat) -> dict[int, tuple[str, int, Turn]]:
+def _right_labels(report: SubjectReport, chat: Chat) -> dict[int, tuple[str, int, Turn]]:
     """Return the property, label and turn of each position where only one label is right."""
     right: dict[int, tuple[str, int, Turn]] = {}
     last = next((turn for turn in chat.turns[::-1] if turn.is_assistant), None)
@@ -360,7 +360,7 @@ def _right_labels(log: PropertyLog, chat: Chat) -> dict[int, tuple[str, int, Tur
         if last is None or not turn.is_assistant:
             continue
         if not is_learned:
-            log.note("only the assistant's last turn has labels")
+            report.note("only the assistant's last turn has labels")
         # The last turn shows which token is the end; `check_chat` judges whether there is one.
         end, shown = turn.end, last.end
         is_judged = has_labels or turn is not last
@@ -406,7 +406,7 @@ def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
     yield changed.fault_at(PADDING, at, reason)
 
 
-def _find_lost_labels(log: PropertyLog, cut: Cut) -> Iterator[Fault]:
+def _find_lost_labels(report: SubjectReport, cut: Cut) -> Iterator[Fault]:
     """Find remaining tokens with other labels than in the whole chat."""
     if cut.rendered is None or cut.start is None:
         return  # dropped, or judged as wrong text already
@@ -414,7 +414,7 @@ def _find_lost_labels(log: PropertyLog, cut: Cut) -> Iterator[Fault]:
     expected = cut.whole[1][cut.start : cut.start + len(ids)]
     if actual == expected:
         if set(actual) == {IGNORED}:
-            log.note("a cut chat may have no labels, so that its loss is 0/0")
+            report.note("a cut chat may have no labels, so that its loss is 0/0")
         return
     at = next(at for at in range(len(ids)) if actual[at] != expected[at])
     lost = sum(one == IGNORED != other for one, other in zip(actual, expected, strict=True))

@@ -27,7 +27,7 @@ from assay_smoke.data.protocols import (
     Tokenizer,
 )
 from assay_smoke.data.tokens import show_row, show_token, show_tokens
-from assay_smoke.data.verdict import Fault, PropertyLog, Subject, SubjectReport
+from assay_smoke.data.verdict import Fault, Subject, SubjectReport
 from assay_smoke.judging import relative_error
 
 Lengths = tuple[int, ...]
@@ -337,9 +337,9 @@ def check_padding(
     batches: Sequence[Lengths] = BATCHES,
 ) -> SubjectReport:
     """Collate samples of these lengths with every tokenizer, padding on either side."""
-    log = PropertyLog(subject.name, PADDING_PROPERTIES)
+    report = SubjectReport.promising(subject.name, PADDING_PROPERTIES)
     if all(one.pad_token_id not in (None, one.eos_token_id) for one in tokenizers):
-        log.note("padding with EOS was not tried: this tokenizer has its own pad token")
+        report.note("padding with EOS was not tried: this tokenizer has its own pad token")
     sides = ("right", "left")
     for collator, tokenizer, padding in _make_collators(subject, make_collator, tokenizers, sides):
         for lengths in batches:
@@ -355,9 +355,9 @@ def check_padding(
             ):
                 tensors = _collate(subject, collator, samples, tuple(_SHOWN))
                 case = f"{_describe_lengths(expected)}, the {padding}"
-                faults.append([*_judge_padding(log, Batch(tokenizer, expected, tensors, case))])
+                faults.append([*_judge_padding(report, Batch(tokenizer, expected, tensors, case))])
             first, again, fresh = faults
-            log.judge(PADDING_PROPERTIES[:-1], first)
+            report.judge(PADDING_PROPERTIES[:-1], first)
             broken = {fault.name for fault in fresh}
             changed = (
                 Fault(
@@ -367,8 +367,8 @@ def check_padding(
                 for fault in again
                 if fault.name == name not in broken
             )
-            log.judge([UNCHANGED], changed)
-    return log.report()
+            report.judge([UNCHANGED], changed)
+    return report
 
 
 def _find_row(batch: Batch, sample: int) -> Piece | None:
@@ -383,7 +383,7 @@ def _find_row(batch: Batch, sample: int) -> Piece | None:
     return None
 
 
-def _judge_padding(log: PropertyLog, batch: Batch) -> Iterator[Fault]:
+def _judge_padding(report: SubjectReport, batch: Batch) -> Iterator[Fault]:
     rows, side = batch.rows["input_ids"], batch.tokenizer.padding_side
     by_sample = [_find_row(batch, sample) for sample in range(len(batch.features))]
     if None in by_sample or len(by_sample) != len(rows):
@@ -401,14 +401,14 @@ def _judge_padding(log: PropertyLog, batch: Batch) -> Iterator[Fault]:
         if len(piece.ids) == len(rows[0]):
             continue
         if (piece.start > 0) != (side == "left"):
-            log.note(f"padding_side is {side}, and the other side is padded")
+            report.note(f"padding_side is {side}, and the other side is padded")
         if "attention_mask" in batch.rows:
             continue
         if piece.start:
             reason = "there is padding before tokens, and no attention mask"
             yield batch.fault_of(MASKED, piece.sample, reason)
         else:
-            log.note(
+            report.note(
                 "the batch lacks an attention mask: right for causal models padded on the right"
             )
 
@@ -461,20 +461,20 @@ def check_packing(
     packs: Sequence[Lengths] = PACKS,
 ) -> SubjectReport:
     """Pack samples of these lengths and run each pack through a micro model."""
-    log = PropertyLog(subject.name, PACKING_PROPERTIES)
+    report = SubjectReport.promising(subject.name, PACKING_PROPERTIES)
     # A pack has no side.
     for collator, tokenizer, _ in _make_collators(subject, make_collator, tokenizers, ["right"]):
         for lengths in packs:
             features = make_features(tokenizer, lengths, kind)
             tensors = _collate(subject, collator, copy.deepcopy(features), ["position_ids"])
             case = _describe_lengths(features)
-            _judge_pack(log, Batch(tokenizer, features, tensors, case, is_pack=True))
-    return log.report()
+            _judge_pack(report, Batch(tokenizer, features, tensors, case, is_pack=True))
+    return report
 
 
-def _judge_pack(log: PropertyLog, pack: Batch) -> None:
+def _judge_pack(report: SubjectReport, pack: Batch) -> None:
     if len(pack.pieces) > len(pack.features):
-        log.note("samples are cut at the ends of rows")
+        report.note("samples are cut at the ends of rows")
     faults = [pack.fault_of(WHOLE, sample, words) for sample, words in pack.find_lost()]
     faults += _find_faults(pack, "labels", LABELS, pack.pieces)
     if "position_ids" in pack.rows:
@@ -482,7 +482,7 @@ def _judge_pack(log: PropertyLog, pack: Batch) -> None:
     elif any(piece.start for piece in pack.pieces):
         reason = "the batch lacks position ids: models do not restart at each sample"
         faults.append(Fault(PACKED_POSITIONS, reason, (pack.case,)))
-    log.judge((WHOLE, LABELS, SEAM, PACKED_POSITIONS), faults)
+    report.judge((WHOLE, LABELS, SEAM, PACKED_POSITIONS), faults)
     if {len(row) for row in pack.rows.get("position_ids", ())} - {len(pack.rows["input_ids"][0])}:
         return  # no model takes it
     given = ", ".join(sorted(pack.tensors))
@@ -494,7 +494,7 @@ def _judge_pack(log: PropertyLog, pack: Batch) -> None:
                 f" other positions. The batch has {given}"
             )
             leak = pack.fault_of(ISOLATED, piece.sample, reason)
-            log.judge([ISOLATED], [leak] if ratio > LIMIT else [])
+            report.judge([ISOLATED], [leak] if ratio > LIMIT else [])
 
 
 @cache

@@ -53,7 +53,6 @@ from assay_smoke.data.verdict import (
     DataRequest,
     Fault,
     PlannedCheck,
-    PropertyLog,
     RaisedError,
     Subject,
     SubjectReport,
@@ -484,11 +483,11 @@ def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
         config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
     eos_token_ids = _eos_ids(folder)
     wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
-    log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
-    log.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
+    report = SubjectReport.promising(f"the tokenizer of {model}", (ONE_BOS,))
+    report.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
     for note in notes:
-        log.note(note)
-    return ModelTokenizer(tokenizer, eos_token_ids, log.report())
+        report.note(note)
+    return ModelTokenizer(tokenizer, eos_token_ids, report)
 
 
 def _download_tokenizer(reference: str) -> Path:

@@ -28,7 +28,6 @@ from assay_smoke.data.protocols import (
 from assay_smoke.data.verdict import (
     DeclinedError,
     Fault,
-    PropertyLog,
     Subject,
     SubjectReport,
     list_numbers,
@@ -112,7 +111,7 @@ def _worker_number() -> int:
 
 def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
     """Iterate the loader over two epochs with two workers, twice from the same seeds."""
-    log = PropertyLog(subject.name, LOADER_PROPERTIES)
+    report = SubjectReport.promising(subject.name, LOADER_PROPERTIES)
 
     def record(rank: int) -> list[_Draw]:
         seed_generators(_SEED)
@@ -122,17 +121,17 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
             )
 
     draws, again, other_rank = record(0), record(0), record(1)
-    log.judge(LOADER_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
+    report.judge(LOADER_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
     if [draw.values for draw in draws] == [draw.values for draw in other_rank]:
-        log.note("ranks with equal seeds draw the same numbers in their workers")
-    return log.report()
+        report.note("ranks with equal seeds draw the same numbers in their workers")
+    return report
 
 
 def check_dataset(
     subject: Subject, make_dataset: MakeDataset, open_loader: OpenLoader
 ) -> SubjectReport:
     """Load a dataset of equal samples, whose items differ only by random numbers."""
-    log = PropertyLog(subject.name, DATASET_PROPERTIES)
+    report = SubjectReport.promising(subject.name, DATASET_PROPERTIES)
     seed_generators(_SEED)
     with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
         dataset = make_dataset(_equal_samples())
@@ -145,8 +144,8 @@ def check_dataset(
             "equal items for equal samples: it draws no random numbers",
             "a dataset whose items are random",
         )
-    log.judge(DATASET_PROPERTIES, _find_equal(draws))
-    return log.report()
+    report.judge(DATASET_PROPERTIES, _find_equal(draws))
+    return report
 
 
 def _record(
@@ -278,32 +277,32 @@ def check_sampling(
 
     A plan that raises NotImplementedError is skipped and noted.
     """
-    log = PropertyLog(subject.name, PROPERTIES)
+    report = SubjectReport.promising(subject.name, PROPERTIES)
     num_declined = 0
     for plan in plans:
         own = [replace(plan, rank=rank) for rank in range(plan.num_ranks)]
         try:
             by_rank = [_draw(subject, open_run, one)[0] for one in own]
         except DeclinedError as error:
-            log.note(str(error))
+            report.note(str(error))
             num_declined += 1
             continue
         for number in range(plan.num_epochs):
             epochs = [run[number] for run in by_rank]
             rows = [f"epoch {number}, rank {at}: {_show(one)}" for at, one in enumerate(epochs)]
             shown = (_case(plan), *rows)
-            log.judge((EQUAL_STEPS, BATCH_SIZE), _find_wrong_batches(plan, epochs, shown))
-            log.judge([ONCE], _find_lost_or_repeated(log, plan, epochs, shown))
+            report.judge((EQUAL_STEPS, BATCH_SIZE), _find_wrong_batches(plan, epochs, shown))
+            report.judge([ONCE], _find_lost_or_repeated(report, plan, epochs, shown))
         if plan.shuffle and plan.num_samples >= FEWEST_TO_SHUFFLE:
-            log.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
+            report.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
         again, _ = _draw(subject, open_run, plan)
-        log.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
+        report.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
         for one, run in zip(own, by_rank, strict=True):
             for at in _interruptions(one, run):
-                log.judge([RESUMED], _find_wrong_resume(subject, open_run, one, run, *at))
+                report.judge([RESUMED], _find_wrong_resume(subject, open_run, one, run, *at))
     if num_declined:
-        log.waive_untried("all plans for it are declined")
-    return log.report()
+        report.waive_untried("all plans for it are declined")
+    return report
 
 
 def _draw(
@@ -387,7 +386,7 @@ def _find_wrong_batches(
 
 
 def _find_lost_or_repeated(
-    log: PropertyLog, plan: LoaderPlan, by_rank: Sequence[Epoch], shown: Sequence[str]
+    report: SubjectReport, plan: LoaderPlan, by_rank: Sequence[Epoch], shown: Sequence[str]
 ) -> Iterator[Fault]:
     ranks: dict[int, list[int]] = {sample: [] for sample in range(plan.num_samples)}
     for rank, epoch in enumerate(by_rank):
@@ -410,7 +409,7 @@ def _find_lost_or_repeated(
     if faults:
         yield Fault(ONCE, "; ".join(faults), shown)
     elif num_repeats:
-        log.note("samples are repeated to fill the last batch of every rank")
+        report.note("samples are repeated to fill the last batch of every rank")
 
 
 def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:

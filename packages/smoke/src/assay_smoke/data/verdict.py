@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from pydantic import Field
 from rich.console import Console
@@ -82,7 +82,10 @@ class BrokenProperty(Record):
 
 
 class SubjectReport(Record):
-    """The report on one subject, such as a library's collator or a user's function."""
+    """The report on one subject, such as a library's collator or a user's function.
+
+    Cases must be judged smallest first.
+    """
 
     subject: str
     """Its name, with the version of its library."""
@@ -108,18 +111,10 @@ class SubjectReport(Record):
         """Return the properties without a case."""
         return [name for name, count in self.cases.items() if not count]
 
-
-class PropertyLog:
-    """Collects judgements on one subject. Cases must come smallest first.
-
-    promised: properties that must be tried for the subject to pass.
-    """
-
-    def __init__(self, subject: str, promised: Iterable[str]) -> None:
-        self._subject = subject
-        self._cases = dict.fromkeys(promised, 0)
-        self._broken: dict[str, BrokenProperty] = {}
-        self._notes: dict[str, None] = {}
+    @classmethod
+    def promising(cls, subject: str, promised: Iterable[str]) -> Self:
+        """Make an empty report. promised: properties that must be tried for the subject to pass."""
+        return cls(subject=subject, cases=dict.fromkeys(promised, 0))
 
     def judge(self, names: Sequence[str], faults: Iterable[Fault]) -> None:
         """Count one case of each of the properties `names`. A property breaks by the first of its faults."""
@@ -128,38 +123,29 @@ class PropertyLog:
             first.setdefault(fault.name, fault)
         if unjudged := first.keys() - set(names):
             raise AssertionError(f"faults of properties that are not judged: {unjudged}")
+        broken = {finding.name: finding for finding in self.findings}
         for name in names:
-            self._cases[name] += 1
-            if name in first:
+            self.cases[name] += 1
+            if name in first and name not in broken:
                 _, reason, example = first[name]
-                broken = BrokenProperty(
+                broken[name] = BrokenProperty(
                     name=name, reason=reason, example=list(example), failed=0, cases=0
                 )
-                self._broken.setdefault(name, broken).failed += 1
+            if name in broken:
+                broken[name].failed += name in first
+                broken[name].cases = self.cases[name]
+        self.findings = [broken[name] for name in self.cases if name in broken]
 
     def note(self, text: str) -> None:
         """Keep a remark, each text once."""
-        self._notes[text] = None
+        if text not in self.notes:
+            self.notes.append(text)
 
     def waive_untried(self, why: str) -> None:
         """Drop untried properties from the promised ones, and note why."""
-        for name in [name for name, count in self._cases.items() if not count]:
-            del self._cases[name]
+        for name in self.untried:
+            del self.cases[name]
             self.note(f"not tried because {why}: {name}")
-
-    def report(self) -> SubjectReport:
-        """Make the report, in the order of the properties."""
-        findings = [
-            self._broken[name].model_copy(update={"cases": count})
-            for name, count in self._cases.items()
-            if name in self._broken
-        ]
-        return SubjectReport(
-            subject=self._subject,
-            cases=dict(self._cases),
-            findings=findings,
-            notes=list(self._notes),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from assay_smoke.data.chats import Renderer
 from assay_smoke.data.protocols import Message, RenderedChat
 from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
-from assay_smoke.data.verdict import PropertyLog, RaisedError, Subject
+from assay_smoke.data.verdict import RaisedError, Subject, SubjectReport
 
 
 def byte_fallback_tokenizer() -> Any:
@@ -37,9 +37,9 @@ def test_all_bytes_of_a_letter_are_of_its_turn(tokenizer: Any) -> None:
         Message(role="assistant", content="aé"),
         Message(role="user", content="b雪"),
     )
-    log = PropertyLog("it", ())
+    report = SubjectReport.promising("it", ())
     chats = [Conversation("letters", messages)]
-    (chat,) = Renderer(Subject("it"), render, tokenizer).chats(log, lambda _: chats)
+    (chat,) = Renderer(Subject("it"), render, tokenizer).chats(report, lambda _: chats)
     assert len(chat.ids) == 7 + 1 + 3 + 1 + 4 + 1
     assert [turn.tokens for turn in chat.turns] == [
         tuple(range(7)),
@@ -56,18 +56,18 @@ def refuse_systems(tokenizer: Any, messages: Any, length: int | None) -> Rendere
 
 
 def test_a_template_may_refuse_the_turn_of_a_system() -> None:
-    log = PropertyLog("it", ())
+    report = SubjectReport.promising("it", ())
     chats = [WITH_SYSTEM, Conversation("letters", (Message(role="user", content="a"),))]
     renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
-    (chat,) = renderer.chats(log, lambda _: chats)
+    (chat,) = renderer.chats(report, lambda _: chats)
     assert chat.conversation is chats[1]
-    (note,) = log.report().notes
+    (note,) = report.notes
     assert note == "refuses a system's turn: it raised ValueError: roles must alternate"
 
 
 def test_a_template_may_refuse_no_other_turn() -> None:
-    log = PropertyLog("it", ())
+    report = SubjectReport.promising("it", ())
     chats = [Conversation("another", WITH_SYSTEM.messages)]
     renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
     with pytest.raises(RaisedError, match="roles must alternate"):
-        list(renderer.chats(log, lambda _: chats))
+        list(renderer.chats(report, lambda _: chats))

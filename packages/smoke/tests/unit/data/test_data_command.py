@@ -39,7 +39,6 @@ from assay_smoke.data.verdict import (
     DataAnswer,
     DataRequest,
     Fault,
-    PropertyLog,
     RaisedError,
     Subject,
     SubjectReport,
@@ -167,11 +166,10 @@ def test_what_is_given_is_all_that_is_checked() -> None:
 
 
 def test_a_property_breaks_by_its_first_fault_and_counts_every_case() -> None:
-    log = PropertyLog("it", ("one", "other"))
-    log.judge(("one", "other"), [])
-    log.judge(("one", "other"), [Fault("one", "first", ("row 0",)), Fault("one", "second")])
-    log.judge(["one"], [Fault("one", "third")])
-    report = log.report()
+    report = SubjectReport.promising("it", ("one", "other"))
+    report.judge(("one", "other"), [])
+    report.judge(("one", "other"), [Fault("one", "first", ("row 0",)), Fault("one", "second")])
+    report.judge(["one"], [Fault("one", "third")])
     assert report.cases == {"one": 3, "other": 2}
     assert [finding.model_dump() for finding in report.findings] == [
         {"name": "one", "reason": "first", "example": ["row 0"], "failed": 2, "cases": 3}
@@ -180,7 +178,7 @@ def test_a_property_breaks_by_its_first_fault_and_counts_every_case() -> None:
 
 def test_a_fault_of_a_property_that_is_not_judged_is_an_error() -> None:
     with pytest.raises(AssertionError, match=r"not judged: \{'other'\}"):
-        PropertyLog("it", ("one", "other")).judge(["one"], [Fault("other", "lost")])
+        SubjectReport.promising("it", ("one", "other")).judge(["one"], [Fault("other", "lost")])
 
 
 def tokenizer_folder(path: Path, template: str | None) -> str:
