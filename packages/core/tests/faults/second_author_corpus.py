@@ -82,7 +82,7 @@ def _data() -> Iterator[TrainingFault]:
     yield _fault("PromptLearnedOnRankOne", "inputs", "inputs-differ", "", mesh)
     gate = "model.layers.2.mlp.gate_proj"
     yield _fault("RankOneStartsElsewhere", "forward", "weight-mismatch", gate, mesh)
-    yield _fault("BuffersDiffer", "forward", "module-error", "model.rotary_emb", mesh)
+    yield _fault("BuffersDiffer", "forward", "weight-mismatch", "model.rotary_emb", mesh)
     up = "model.layers.0.mlp.up_proj"
     yield _fault("OneWeightDriftsOnRankOne", "optimizer", "replica-divergence", up, mesh)
     yield _fault("AveragesShards", "backward", "loss-scale", mesh=mesh)

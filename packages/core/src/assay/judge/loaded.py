@@ -154,7 +154,7 @@ def _notes_on_changes(changes: SetupChanges) -> list[str]:
         notes.append(f"changed after loading, before the first forward pass: {name_some(changed)}")
     if changes.replaced:
         notes.append(
-            "replaced after loading, so that their values cannot be compared:"
+            "replaced, or cast to another dtype, after loading, so that their values cannot be compared:"
             f" {name_some(changes.replaced)}"
         )
     return notes

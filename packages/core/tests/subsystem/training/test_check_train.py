@@ -137,6 +137,25 @@ def test_planted_fault_is_found_in_its_phase(
     assert place(check_plant(**plant)) == expected
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["* 1.02", pytest.param(".bfloat16()", marks=pytest.mark.long)],
+)
+def test_a_changed_buffer_that_no_state_holds_is_named(
+    check_plant: CheckPlant, tmp_path: Path, change: str
+) -> None:
+    setup = tmp_path / "setup.py"
+    setup.write_text(
+        "def change(model):\n"
+        "    rotary = model.model.rotary_emb\n"
+        f"    rotary.inv_freq = rotary.inv_freq{change}\n"
+    )
+    verdict = check_plant(setup=f"{setup}:change")
+    buffer = "model.rotary_emb.inv_freq"
+    assert place(verdict) == ("forward", "model.rotary_emb", buffer, "weight-mismatch")
+    assert any(note.endswith(f": {buffer}") for note in verdict.notes)
+
+
 @pytest.mark.long
 def test_recompute_that_loses_the_generator_is_found_in_backward(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="RecomputeLosesGenerator", lora=True)

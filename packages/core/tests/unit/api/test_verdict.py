@@ -37,7 +37,7 @@ def test_text_is_what_the_terminal_shows(
     )
     assert str(verdict).splitlines() == [line.rstrip() for line in stream.getvalue().splitlines()]
     assert str(verdict).startswith("✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n")
-    assert str(verdict).endswith(f"report: {page}")
+    assert str(verdict).endswith(f"report: {page}\nNext: assay explain module-error")
 
 
 def test_one_line_names_the_run_and_its_folder(verdict: CheckedVerdict, tmp_path: Path) -> None:

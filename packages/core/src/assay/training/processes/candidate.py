@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
@@ -56,8 +56,10 @@ from assay.training.state.states import (
     differing_parameters,
     generator_states,
     inject_state,
+    measure_buffers,
     measure_changes,
     shared_parameters,
+    unsaved_buffers,
 )
 from assay.training.trainers.registry import (
     OpenedTrainer,
@@ -261,17 +263,24 @@ class _Candidate(CandidateSide):
         # And one more phase where the trainer scales its loss.
         self._progress.number_phases(3)
         with self._progress.step("comparing what is loaded with the files"):
-            load = self._inspect_load()
+            load, buffers = self._inspect_load()
+            if dist.is_initialized():
+                dist.broadcast_object_list(sent := [buffers])
+                (buffers,) = sent
         num_graphs = count_compiled_graphs()
         with self._progress.task(f"training freely on {self.run}", self.num_free_steps, "steps"):
             first = self.open()
             begin = self.begin(first)
-            dtype = getattr(torch, self.run.dtype)
+            dtype, trained = getattr(torch, self.run.dtype), first.trainer.model
+            changes = measure_changes(begin.golden, trained, begin.different, dtype)
+            changed = measure_buffers(buffers, trained, dtype)
+            changes.weights += changed.weights
+            changes.replaced += changed.replaced
             model = ModelReport(
                 load,
-                begin.different,
-                measure_changes(begin.golden, first.trainer.model, begin.different, dtype),
-                _other_adapter_start(begin.golden, first.trainer.model),
+                [*begin.different, *(one.name for one in changed.weights), *changed.replaced],
+                changes,
+                _other_adapter_start(begin.golden, trained),
                 absent=begin.absent,
             )
             free = self.train_freely(first, begin)
@@ -320,10 +329,13 @@ class _Candidate(CandidateSide):
             gradients=steps.of_gradients,
         )
 
-    def _inspect_load(self) -> LoadReport | None:
-        """Load the model without a trainer and inspect it; rank 0 only, as all run the same code."""
+    def _inspect_load(self) -> tuple[LoadReport | None, dict[str, Tensor]]:
+        """Load the model without a trainer and inspect it; rank 0 only, as all run the same code.
+
+        Returns: the report, and the buffers that no state holds.
+        """
         if self._rank is not None and self._rank.number:
-            return None
+            return None, {}
         options = self._request.options
         loaded = load_model(
             options.model,
@@ -331,7 +343,8 @@ class _Candidate(CandidateSide):
             device=self.device.torch_device,
             remote_code=options.remote_code,
         )
-        return inspect_load(loaded, options.remote_code).report
+        buffers = {name: one.cpu() for name, one in unsaved_buffers(loaded.model).items()}
+        return inspect_load(loaded, options.remote_code).report, buffers
 
     def _replay(
         self, start: State, folder: Path, loss_scale: LossScale | None = None

@@ -248,6 +248,34 @@ def measure_changes(
     return changes
 
 
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that `state_dict` leaves out, such as rotary frequencies, by their names in the unwrapped model."""
+    saved = {plain_name(name) for name in model.state_dict()}
+    found = {plain_name(name): value.detach() for name, value in model.named_buffers()}
+    return {name: value for name, value in found.items() if name not in saved}
+
+
+def measure_buffers(
+    loaded: Mapping[str, Tensor], model: nn.Module, dtype: torch.dtype
+) -> SetupChanges:
+    """Measure how much the unsaved buffers of `model` differ from those `loaded` in this process.
+
+    Another process may have another device, which rounds them differently. A wider dtype is not a change.
+    """
+    changes = SetupChanges()
+    for name, value in unsaved_buffers(model).items():
+        expected = loaded.get(name, value)
+        if value.dtype.itemsize > expected.dtype.itemsize:
+            continue
+        if (value.shape, value.dtype) != (expected.shape, expected.dtype):
+            changes.replaced.append(name)
+            continue
+        rounded = coarser_dtype(value.dtype, dtype)
+        found = measure_difference(name, value.cpu(), expected, rounded)
+        changes.weights += [found] if found is not None else []
+    return changes
+
+
 def same_values(actual: Tensor, expected: Tensor) -> bool:
     """Return True if `actual` equals `expected` rounded to its dtype."""
     if actual.shape != expected.shape:

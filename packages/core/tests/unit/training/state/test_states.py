@@ -24,12 +24,14 @@ from assay.training.state.states import (
     generator_states,
     hash_held_parts,
     inject_state,
+    measure_buffers,
     plain_name,
     restore_generators,
     round_state,
     rounded_weights,
     shared_parameters,
     trajectory_of,
+    unsaved_buffers,
 )
 
 
@@ -203,6 +205,32 @@ def test_weights_are_compared_as_their_dtype_rounds_them(state: dict[str, Any]) 
     with torch.no_grad():
         trainer.model.get_parameter("1.weight").mul_(1.01)
     assert differing_parameters(state, trainer.model) == ["1.weight"]
+
+
+class WithFrequencies(nn.Module):
+    """A module with one buffer in its state, and one outside of it."""
+
+    def __init__(self, frequencies: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(2))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+
+def test_buffers_that_no_state_holds_are_compared_with_those_of_the_load() -> None:
+    values = torch.tensor([1.0, 0.1])
+    loaded = unsaved_buffers(WithFrequencies(values))
+    assert list(loaded) == ["frequencies"]
+
+    def measured(given: Tensor) -> tuple[list[str], list[str]]:
+        found = measure_buffers(loaded, WithFrequencies(given), torch.float32)
+        return [one.name for one in found.weights], found.replaced
+
+    assert measured(values.clone()) == ([], [])
+    assert measured(values * 1.02) == (["frequencies"], [])
+    assert measured(values.bfloat16()) == ([], ["frequencies"])
+    assert measured(values[:1]) == ([], ["frequencies"])
+    assert measured(values.double()) == ([], [])  # wider: mixed precision
+    assert measure_buffers({}, WithFrequencies(values), torch.float32).weights == []
 
 
 def test_names_are_those_of_the_unwrapped_model() -> None:
