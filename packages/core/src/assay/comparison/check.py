@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,96 +31,10 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Measurement, Outcome, Verdict
 
+__all__ = ["CompareOptions", "Compared", "compare", "compare_dumps"]
+
 _MODEL = "model"  # the reader of Hugging Face folders
 _PARAMETER = "parameter."
-
-
-def open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightStore] | None:
-    """Open the weights of two dumps; None if neither is a model folder with quantized weights.
-
-    Raises: UsageError, with file and key, for unreadable weights.
-    """
-    if _MODEL not in (expected.format, actual.format):
-        return None
-    stored = _open_weights(expected), _open_weights(actual)
-    if not any(one.quantization for one in stored):
-        return None
-    if all(one.quantization and not has_known_format(one) for one in stored):
-        return None  # the stored tensors can still be compared
-    return stored
-
-
-def compare_quantized(
-    stored: tuple[WeightStore, WeightStore],
-    allow_unmatched: Sequence[str] = (),
-    problems: Sequence[str] = (),
-) -> tuple[Verdict, list[Measurement]]:
-    """Compare expected and actual weights, at least one of them quantized.
-
-    problems: defects of the folders, which forbid PASS.
-    """
-    found = compare_weights(*stored)
-    missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
-    return judge_weights(replace(found, unmatched_expected=tuple(missing)), problems)
-
-
-def _open_weights(dump: Dump) -> WeightStore:
-    if dump.format == _MODEL:
-        return open_folder(dump.path)
-    tensors: dict[str, DumpedTensor] = {}
-    for one in dump.tensors:
-        at, port = one.site.at, one.site.port
-        if at.phase == "forward" and port.startswith(_PARAMETER) and one.has_values:
-            name = port.removeprefix(_PARAMETER)
-            tensors.setdefault(f"{at.module}.{name}" if at.module else name, one)
-    shapes = {name: one.shape or () for name, one in tensors.items()}
-    return WeightStore(dump.path, shapes, lambda name: tensors[name].read())
-
-
-def judge_weights(
-    comparison: WeightComparison, problems: Sequence[str] = ()
-) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict, and one measurement for each weight."""
-    levels = judge_weight_levels(comparison, problems)
-    worst = comparison.findings[0] if comparison.findings else None
-    return conclude(
-        levels,
-        levels["weights"].cause,
-        notes=notes_of(levels),
-        noise_ratio=worst.ratio if worst else None,
-        statistic="weight-error" if worst else None,
-        resolution=max((one.resolution for one in comparison.results), default=None),
-        compared=len(comparison.results),
-        unmatched=list_unmatched(comparison.unmatched_expected, comparison.unmatched_actual),
-        headline=headline_of_weights(comparison),
-    ), rows_of(levels)
-
-
-def judge_configs(verdict: Verdict, expected: Dump, actual: Dump) -> Verdict:
-    """Add the level `config` to the verdict on two model folders whose configurations differ."""
-    if {expected.format, actual.format} != {_MODEL}:
-        return verdict
-    held = {one.site for one in expected.tensors}, {one.site for one in actual.tensors}
-    found = find_other_settings(expected.path, actual.path, held)
-    level = judge_settings(found)
-    if level is None:
-        return verdict
-    notes = [*verdict.notes, *level.notes]
-    if level.level.verdict is Outcome.PASS:
-        return verdict.model_copy(update={"notes": notes})
-    levels = {**verdict.levels, "config": level.level}
-    update: dict[str, Any] = {
-        "levels": levels,
-        "verdict": outcome_of_levels(levels),
-        "notes": notes,
-    }
-    if level.level.verdict is Outcome.FAIL and verdict.verdict is not Outcome.FAIL:
-        certain = [text for text, kind in found if kind is Outcome.FAIL]
-        update |= {"diagnosis": "checkpoint-mismatch", "headline": headline_of_settings(certain)}
-    return verdict.model_copy(update=update)
-
-
-__all__ = ["CompareOptions", "Compared", "compare", "compare_dumps"]
 
 # Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.
 _OPTIONS_OF_TENSORS = {
@@ -178,28 +93,25 @@ def _measure(
     noise: Dump | None, custom: Sequence[CustomMetric],
 ) -> Callable[[], Compared]:  # fmt: skip
     """Measure two dumps. Returns: a function that judges them, which only the first rank calls."""
-    weights = open_quantized(expected, actual)
-    if weights is not None:
-        _refuse_options_of_tensors(comparison)
-    else:
+    weights = _open_quantized(expected, actual)
+    if weights is None:
         dumps = measure_dumps(comparison, expected, actual, progress, noise, custom)
+        judge = partial(_judge, dumps, progress, custom)
+    else:
+        _refuse_options_of_tensors(comparison)
+        problems = [f"{one.name}: {text}" for one in (expected, actual) for text in one.problems]
+        judge = partial(_judge_quantized, weights, comparison.allow_unmatched, problems)
     sides = {
         side: {"run": dump.name, "format": dump.format, **dump.provenance}
         for side, dump in (("reference", expected), ("candidate", actual))
     }
 
-    def judge() -> Compared:
-        if weights is not None:
-            problems = [
-                f"{one.name}: {text}" for one in (expected, actual) for text in one.problems
-            ]
-            compared = Compared(*compare_quantized(weights, comparison.allow_unmatched, problems))
-        else:
-            compared = _judge(dumps, progress, custom)
-        verdict = judge_configs(compared.verdict, expected, actual)
+    def judge_all() -> Compared:
+        compared = judge()
+        verdict = _judge_configs(compared.verdict, expected, actual)
         return replace(compared, verdict=verdict.model_copy(update=sides))
 
-    return judge
+    return judge_all
 
 
 def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetric]) -> Compared:
@@ -251,3 +163,86 @@ def _refuse_options_of_tensors(comparison: CompareOptions) -> None:
             "one side is a quantized model folder, so only weights are compared:"
             f" leave out {', '.join(given)}"
         )
+
+
+def _open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightStore] | None:
+    """Open the weights of two dumps; None if neither is a model folder with quantized weights.
+
+    Raises: UsageError, with file and key, for unreadable weights.
+    """
+    if _MODEL not in (expected.format, actual.format):
+        return None
+    stored = _open_weights(expected), _open_weights(actual)
+    if not any(one.quantization for one in stored):
+        return None
+    if all(one.quantization and not has_known_format(one) for one in stored):
+        return None  # the stored tensors can still be compared
+    return stored
+
+
+def _open_weights(dump: Dump) -> WeightStore:
+    if dump.format == _MODEL:
+        return open_folder(dump.path)
+    tensors: dict[str, DumpedTensor] = {}
+    for one in dump.tensors:
+        at, port = one.site.at, one.site.port
+        if at.phase == "forward" and port.startswith(_PARAMETER) and one.has_values:
+            name = port.removeprefix(_PARAMETER)
+            tensors.setdefault(f"{at.module}.{name}" if at.module else name, one)
+    shapes = {name: one.shape or () for name, one in tensors.items()}
+    return WeightStore(dump.path, shapes, lambda name: tensors[name].read())
+
+
+def _judge_quantized(
+    weights: tuple[WeightStore, WeightStore], allow_unmatched: Sequence[str], problems: Sequence[str]
+) -> Compared:  # fmt: skip
+    """Compare expected and actual weights, at least one of them quantized.
+
+    problems: defects of the folders, which forbid PASS.
+    """
+    found = compare_weights(*weights)
+    missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
+    return Compared(*judge_weights(replace(found, unmatched_expected=tuple(missing)), problems))
+
+
+def judge_weights(
+    comparison: WeightComparison, problems: Sequence[str] = ()
+) -> tuple[Verdict, list[Measurement]]:
+    """Return the verdict, and one measurement for each weight."""
+    levels = judge_weight_levels(comparison, problems)
+    worst = comparison.findings[0] if comparison.findings else None
+    return conclude(
+        levels,
+        levels["weights"].cause,
+        notes=notes_of(levels),
+        noise_ratio=worst.ratio if worst else None,
+        statistic="weight-error" if worst else None,
+        resolution=max((one.resolution for one in comparison.results), default=None),
+        compared=len(comparison.results),
+        unmatched=list_unmatched(comparison.unmatched_expected, comparison.unmatched_actual),
+        headline=headline_of_weights(comparison),
+    ), rows_of(levels)
+
+
+def _judge_configs(verdict: Verdict, expected: Dump, actual: Dump) -> Verdict:
+    """Add the level `config` to the verdict on two model folders whose configurations differ."""
+    if {expected.format, actual.format} != {_MODEL}:
+        return verdict
+    held = {one.site for one in expected.tensors}, {one.site for one in actual.tensors}
+    found = find_other_settings(expected.path, actual.path, held)
+    level = judge_settings(found)
+    if level is None:
+        return verdict
+    notes = [*verdict.notes, *level.notes]
+    if level.level.verdict is Outcome.PASS:
+        return verdict.model_copy(update={"notes": notes})
+    levels = {**verdict.levels, "config": level.level}
+    update: dict[str, Any] = {
+        "levels": levels,
+        "verdict": outcome_of_levels(levels),
+        "notes": notes,
+    }
+    if level.level.verdict is Outcome.FAIL and verdict.verdict is not Outcome.FAIL:
+        certain = [text for text, kind in found if kind is Outcome.FAIL]
+        update |= {"diagnosis": "checkpoint-mismatch", "headline": headline_of_settings(certain)}
+    return verdict.model_copy(update=update)
