@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from assay.api.options import Model, Option, TrustRemoteCode
-from assay.cli.derived_commands import GroupedCommand, with_options
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _Movement = Annotated[
 ]
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def perf(
     *,
@@ -110,7 +110,7 @@ def perf(
         print_text(f"{result.machine}; samples: {folder.path}")
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def ab(
     environments: Annotated[
@@ -203,7 +203,7 @@ def _end_ab(result: "EnvironmentComparison", folder: Path, *, as_json: bool) -> 
     finish(folder, as_json=as_json)
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def run(  # noqa: PLR0913 - one for each option
     *,
@@ -228,7 +228,7 @@ def run(  # noqa: PLR0913 - one for each option
         bool, Option("Ask in the chat template of the model's tokenizer.")
     ] = False,
     system_instruction: Annotated[
-        str | None, Option("Text before each question, as the system's message.", "TEXT")
+        str | None, Option("Text before each question, sent as the system message.", "TEXT")
     ] = None,
     gen_kwargs: Annotated[
         list[str] | None,
@@ -328,7 +328,7 @@ def run(  # noqa: PLR0913 - one for each option
     finish(folder, as_json=as_json)
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def tune(
     recipe: Annotated[str, Option("A recipe file, or the shipped recipe: micro.", "RECIPE.toml")],
@@ -370,7 +370,7 @@ def tune(
     finish(folder, as_json=as_json)
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def selftest(
     *,
@@ -379,12 +379,12 @@ def selftest(
     ] = None,
     output: _Output = None,
 ) -> None:
-    """Tune a micro model in two ways here, and hold its answers to the shipped baselines.
+    """Tune a micro model in two ways, and compare its answers with the shipped baselines.
 
     Example: assay bench selftest --run cuda/float32
 
     Exit code: 0 PASS; 1 FAIL; 2 usage or environment error; 3 NOT_COMPARED (underpowered, or the
-    questions differ from the baselines'). They are made from the standard library, those of the baselines from Python 3.11's.
+    questions differ from the baselines'). The questions are made from the standard library; the baselines used Python 3.11's.
     """
     from assay.devices.detection import DETECTION_TIMEOUT_SECONDS
     from assay.runs import RunFolder, open_progress
@@ -400,7 +400,7 @@ def selftest(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def compare(  # noqa: PLR0913 - one for each option
     base: Annotated[
@@ -449,7 +449,7 @@ def compare(  # noqa: PLR0913 - one for each option
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
-@app.command(cls=GroupedCommand)
+@app.command()
 @with_options
 def accept(
     evaluation: Annotated[Path, Option("Folder of a run, or --output_path of lm-eval.", "RUN")],

@@ -30,7 +30,13 @@ def capture(  # noqa: PLR0913 - one for each option
     models: Annotated[list[str], Option("Folders, hub names, or micro:RECIPE.", "MODEL...")],
     *,
     run: Annotated[str, Option("Trusted device and dtype: cpu/bfloat16.", "RUN")],
-    output: Annotated[Path, Option("In a DIR, the key names the file.", "FILE.json|DIR")],
+    output: Annotated[
+        Path,
+        Option(
+            "Where to write. In a DIR, the file is named for device, dtype and model.",
+            "FILE.json|DIR",
+        ),
+    ],
     shapes: Annotated[
         str | None,
         Option(
@@ -64,7 +70,7 @@ def capture(  # noqa: PLR0913 - one for each option
     ] = None,
     chat: Annotated[bool, Option("Send prompts through the chat template.")] = False,
     seed: Annotated[
-        int | None, Option("Chooses prompts and their lengths. Default: 0.", "N")
+        int | None, Option("Seed of the prompts and their lengths. Default: 0.", "N")
     ] = None,
     approved_by: Annotated[str | None, Option("Who approves the expectation.", "NAME")] = None,
     reason: Annotated[
@@ -190,9 +196,9 @@ def verify(
 @with_options
 def diff(
     expected: Annotated[
-        str, Option("An expectation: a file, or REV:FILE of git, as HEAD:mine.json.", "OLD")
+        str, Option("An expectation: a file, or a version in git such as HEAD:mine.json.", "OLD")
     ],
-    actual: Annotated[str, Option("Another one of the same model.", "NEW")],
+    actual: Annotated[str, Option("Another expectation of the same model.", "NEW")],
     *,
     output: _Output = None,
     as_markdown: Annotated[

@@ -228,21 +228,20 @@ def init(
         list[str] | None, Option("A vendor of your machines; repeatable.", "NAME")
     ] = None,
     cards: Annotated[
-        list[str] | None, Option("Their numbers of cards. Default: as in the file.", "VENDOR=1,4")
+        list[str] | None,
+        Option("Numbers of cards of a vendor's machines. Default: unchanged.", "VENDOR=1,4"),
     ] = None,
-    group: Annotated[
-        str | None, Option("The runner group. Default: as in the file.", "NAME")
-    ] = None,
+    group: Annotated[str | None, Option("The runner group. Default: unchanged.", "NAME")] = None,
     plan: Annotated[
         str | None,
         Option(
             "public, or your plan if the repository is private: free, team or enterprise."
-            " Default: as in the file.",
+            " Default: unchanged.",
             "PLAN",
         ),
     ] = None,
     ghes: Annotated[
-        str | None, Option("Your GitHub Enterprise Server. Default: as in the file.", "HOST")
+        str | None, Option("Your GitHub Enterprise Server. Default: unchanged.", "HOST")
     ] = None,
     root: _Root = Path(),
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from assay.api.options import Option
-from assay.cli.derived_commands import GroupedCommand, with_options
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
@@ -71,7 +71,7 @@ def data(  # noqa: PLR0913 - one for each option
     ] = None,
     as_json: Annotated[bool, Option("Print the verdict as JSON and nothing else.")] = False,
 ) -> None:
-    """Find broken properties of a training run's data side, each with its smallest case.
+    """Test the data side of a training run, and show the smallest failing case of each property.
 
     Checks chats and labels, collators, samplers over ranks and workers with resume, accumulation, and
     random numbers of workers. Without MODEL and options, checks the installed libraries.
@@ -134,7 +134,7 @@ def plan(  # noqa: PLR0913 - one for each option
     ] = None,
     expression: Annotated[
         str | None,
-        typer.Option("-k", metavar="EXPR", help="Take only matching ids, as in `pytest -k`."),
+        typer.Option("-k", metavar="EXPR", help="Take only ids that match, like `pytest -k`."),
     ] = None,
     history: Annotated[
         Path | None,
@@ -220,10 +220,10 @@ def run(  # noqa: PLR0913 - one for each option
     ] = None,
     keyword: Annotated[
         str | None,
-        typer.Option("-k", metavar="EXPR", help="Run only matching ids, as in `pytest -k`."),
+        typer.Option("-k", metavar="EXPR", help="Run only ids that match, like `pytest -k`."),
     ] = None,
     device: Annotated[
-        str, Option("Device to train on, as in `assay devices`.", "DEVICE", group="Training")
+        str, Option("Device to train on; `assay devices` lists them.", "DEVICE", group="Training")
     ] = "cpu",
     run: Annotated[
         str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
@@ -306,6 +306,6 @@ def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> 
 app = typer.Typer(
     no_args_is_help=True, help="Train a few steps through setup, checkpoint and resume."
 )
-app.command(cls=GroupedCommand)(plan)
-app.command(cls=GroupedCommand)(run)
-app.command(cls=GroupedCommand)(data)
+app.command()(plan)
+app.command()(run)
+app.command()(data)

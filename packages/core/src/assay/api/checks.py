@@ -42,7 +42,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     no_verify: Annotated[bool, Option("Do not compare the golden with its hashes.")] = False,
     candidate_setup: Annotated[
         "str | Callable[[nn.Module], nn.Module | None] | None",
-        Option("Called with the candidate's model before it runs.", "FILE.py:FUNC"),
+        Option("Call FUNC with the candidate's model before it runs.", "FILE.py:FUNC"),
     ] = None,
     candidate_model: Annotated[
         "str | Path | nn.Module | Callable[[], nn.Module] | None",
@@ -61,11 +61,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
     ] = None,
     matrix: Annotated[
         Sequence[str],
-        Option("As --candidate-python; with several environments, one table of all.", "PATH"),
+        Option(
+            "Like --candidate-python, for several environments; prints one table of all.", "PATH"
+        ),
     ] = (),
     mesh: Annotated[
         str | None,
-        Option("Divide the candidate's heads, features, vocabulary over N ranks.", "tp=N"),
+        Option("Shard the candidate's heads, features and vocabulary over N ranks.", "tp=N"),
     ] = None,
     prompts: options.Prompts = None,
     prompt_length: options.PromptLength = None,
@@ -87,13 +89,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
     memory: Annotated[
         str | None,
         Option(
-            "Memory for the reference: 8G. If weights do not fit, it widens one module at a time.",
+            "Memory for the reference, such as 8G. If weights do not fit, it widens one module at a time.",
             "SIZE",
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        Option("Time for both sides: 5m. Fewer tokens are generated where needed.", "TIME"),
+        Option("Time for both sides, such as 5m. Generates fewer tokens if needed.", "TIME"),
     ] = None,
     keep: options.Keep = "full",
     timeout: options.Timeout = None,
@@ -218,7 +220,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     ] = None,
     candidate_setup: Annotated[
         "str | Callable[[nn.Module], nn.Module | None] | None",
-        Option("Called with the candidate's model before LoRA.", "FILE.py:FUNC"),
+        Option("Call FUNC with the candidate's model before LoRA is added.", "FILE.py:FUNC"),
     ] = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
     candidate_python: Annotated[
@@ -237,31 +239,36 @@ def check_train(  # noqa: PLR0913 - one for each option
     learning_rate: Annotated[
         float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
     ] = None,
-    seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
+    seed: Annotated[int, Option("Seed of the texts, their lengths and random numbers.")] = 0,
     mesh: Annotated[
         str | None,
         Option("Ranks of the candidate by axis: dp, tp, pp.", "dp=2,tp=2", group="Features"),
     ] = None,
-    world: Annotated[int | None, Option("Ranks; without --mesh they are all of dp.", "N")] = None,
+    world: Annotated[
+        int | None, Option("Number of ranks; without --mesh, all belong to dp.", "N")
+    ] = None,
     cpu_offload: Annotated[bool, Option("Keep parameters and moments on the host.")] = False,
     recompute: Annotated[bool, Option("Recompute activations in backward.")] = False,
     mixed_precision: Annotated[
         bool, Option("Keep weights, moments and sums of gradients in float32, and check it.")
     ] = False,
     loss_scaling: Annotated[
-        bool, Option("Scale the loss, as float16 needs it; skip steps that overflow.")
+        bool, Option("Scale the loss for float16, and skip steps that overflow.")
     ] = False,
-    packed: Annotated[bool, Option("Lay the rows of a rank's batch end to end in one.")] = False,
+    packed: Annotated[bool, Option("Pack the rows of a rank's batch into one row.")] = False,
     compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
     lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
     overfit: Annotated[
-        bool, Option("Only: does it memorize a few sequences, as it should?", group="Overfitting")
+        bool,
+        Option(
+            "Run only this test: does the candidate memorize a few sequences?", group="Overfitting"
+        ),
     ] = False,
     overfit_steps: Annotated[
         int | None, Option("Steps of --overfit; default: 120, with --lora 160.", "N")
     ] = None,
     track: Annotated[
-        str | None, Option("Where the curves of --overfit go as well.", "tensorboard|wandb")
+        str | None, Option("Also log the curves of --overfit there.", "tensorboard|wandb")
     ] = None,
     limits: options.Limits = "training",
     allow_unused: options.AllowUnused = None,
@@ -520,7 +527,9 @@ def compare(  # noqa: PLR0913 - one for each option
             "FILE.py:FUNC",
         ),
     ] = (),
-    compat: Annotated[bool, Option("Metrics by the formulas as published, uncorrected.")] = False,
+    compat: Annotated[
+        bool, Option("Compute metrics by the published formulas, without corrections.")
+    ] = False,
     trust_remote_code: options.TrustRemoteCode = False,
     output: Annotated[
         str | Path | None,

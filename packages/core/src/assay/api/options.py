@@ -42,7 +42,7 @@ Model = Annotated[str, Option("Folder, hub name, or micro:RECIPE.", "MODEL")]
 _SIDES = "Reference and candidate"
 Reference = Option("The trusted device: cpu/float32.", "RUN", group=_SIDES)
 Candidate = Annotated[
-    str, Option("What is judged, as DEVICE/DTYPE: sim/bfloat16.", "RUN", group=_SIDES)
+    str, Option("The device and dtype to judge: sim/bfloat16.", "RUN", group=_SIDES)
 ]
 Prompts = Annotated[
     str | Path | None,
@@ -63,7 +63,7 @@ TopK = Annotated[int | None, Option("Sample from the K most likely tokens.", "K"
 GenerationConfigFile = Annotated[
     str | Path | None, Option("Options of a generation_config.json.", "FILE")
 ]
-Seed = Annotated[int | None, Option("Chooses prompts and their lengths; default: 0.")]
+Seed = Annotated[int | None, Option("Seed of the prompts and their lengths; default: 0.")]
 Limits = Annotated[
     str,
     Option(
@@ -79,14 +79,18 @@ AllowUnused = Annotated[
 TrustRemoteCode = Annotated[bool, Option("Run code that comes with the model.")]
 Disk = Annotated[
     str | None,
-    Option("Largest golden: 10G. A larger one is refused.", "SIZE", group="Time and space"),
+    Option(
+        "Refuse a golden that is larger than this, such as 10G.", "SIZE", group="Time and space"
+    ),
 ]
 Keep = Annotated[
-    KeptFiles, Option("replay omits what the candidate wrote, verdict also the golden.")
+    KeptFiles, Option("What to keep: everything, the golden (replay), or only the verdict.")
 ]
 Timeout = Annotated[
     str | None,
-    Option("Time that all processes may take: 30m; default: none, or 2h where CI is set.", "TIME"),
+    Option(
+        "Time limit for all processes, such as 30m; default: none, or 2h where CI is set.", "TIME"
+    ),
 ]
 Output = Annotated[
     str | Path | None, Option("Default: runs/<time>-<command>.", "DIR", group="Output")

@@ -18,7 +18,8 @@ from assay.api import checks
 from assay.api.options import Option
 from assay.cli.capture import CaptureCommand, capture
 from assay.cli.ci import ci_app, init
-from assay.cli.derived_commands import GroupedCommand, derive_command, with_options
+from assay.cli.derived_commands import derive_command, with_options
+from assay.cli.help_text import use_plain_help
 from assay.cli.reproduce import reproduce
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
@@ -95,7 +96,7 @@ def _check() -> None:
     """Check a model against a reference."""
 
 
-check_app.command("generate", cls=GroupedCommand)(
+check_app.command("generate")(
     derive_command(
         checks.check_generate,
         f"""Does MODEL generate on the candidate as on the reference?
@@ -104,7 +105,7 @@ check_app.command("generate", cls=GroupedCommand)(
 {_EXIT_CODES}""",
     )
 )
-check_app.command("train", cls=GroupedCommand)(
+check_app.command("train")(
     derive_command(
         checks.check_train,
         f"""Does MODEL train on the candidate as on the reference?
@@ -119,7 +120,7 @@ check_app.command("train", cls=GroupedCommand)(
 {_EXIT_CODES}""",
     )
 )
-check_app.command("load", cls=GroupedCommand)(
+check_app.command("load")(
     derive_command(
         checks.check_load,
         f"""Does the loaded MODEL hold what its files say?
@@ -135,7 +136,7 @@ check_app.command("load", cls=GroupedCommand)(
 
 app.command("capture", cls=CaptureCommand)(capture)
 
-app.command("compare", cls=GroupedCommand)(
+app.command("compare")(
     derive_command(
         checks.compare,
         """Compare two dumps on disk: where do they first differ?
@@ -156,7 +157,9 @@ app.command("compare", cls=GroupedCommand)(
 def inspect(
     folder: Annotated[str, Option("A dump, trace or golden; a folder or URL.", "FOLDER")],
     *,
-    as_format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,
+    as_format: Annotated[
+        str | None, Option("Format of the dump. Default: recognized.", "NAME")
+    ] = None,
     as_json: Annotated[bool, Option("Print JSON.")] = False,
 ) -> None:
     """List what a dump holds, and what is missing or damaged in it.
@@ -186,25 +189,26 @@ def calibrate(
     clean: Annotated[
         list[str],
         Option(
-            "Runs known to be right, as cpu/bfloat16; or their metrics, as"
-            " `assay expect capture --shapes` writes them.",
+            "RUNs that are known to be right, such as cpu/bfloat16; or files of metrics, written by"
+            " `assay expect capture --shapes`.",
             "RUN...|FILE.jsonl...",
         ),
     ],
     *,
     output: Annotated[Path, Option("File to write.", "LIMITS.toml")],
     reference: Annotated[
-        str | None, Option("Of runs: the trusted device. Default: cpu/float32.", "RUN")
+        str | None, Option("With RUNs: the trusted device. Default: cpu/float32.", "RUN")
     ] = None,
     model: Annotated[
-        list[str] | None, Option("Of runs: by default the micro decoders.", "MODEL")
+        list[str] | None,
+        Option("With RUNs: the model to run. Default: the micro decoders.", "MODEL"),
     ] = None,
 ) -> None:
-    """Set limits from what is known to be right.
+    """Derive limits from runs that are known to be right.
 
-    Of runs the noise ratios: each limit follows from the largest ratio. Of files the published
-    metrics of tokens: each threshold follows from what every file needs to pass, and the last line
-    that is printed is the variable by which aiu-fms-testing-utils takes the pair.
+    From RUNs it derives limits of the noise ratios, each from the largest ratio. From files it derives
+    thresholds of the published token metrics, each from what every file needs to pass. The last line
+    that it prints is then the variable of aiu-fms-testing-utils with both thresholds.
 
     Example: assay calibrate cpu/bfloat16 sim/bfloat16 sim:truncate/bfloat16 --output mine.toml
 
@@ -271,7 +275,8 @@ def _given_command() -> str:
 def devices(
     *,
     timeout: Annotated[
-        float, Option("How long the answers may take; some need longer.", "SECONDS", minimum=0.1)
+        float,
+        Option("Time limit for the answers; some devices need longer.", "SECONDS", minimum=0.1),
     ] = 6.0,
     best: Annotated[
         str | None,
@@ -281,8 +286,8 @@ def devices(
 ) -> None:
     """Show the devices of this machine, and what each vendor needs.
 
-    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16. VERIFIED is what its adapter
-    was run on; others were tried on a stand-in of the maker's software alone.
+    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16. VERIFIED names the
+    hardware on which its adapter was run. Other adapters were tried only with a stand-in for the vendor's software.
 
     Example: assay devices --json
 
@@ -391,7 +396,7 @@ def report(
         ),
     ] = None,
     markdown: Annotated[
-        Path | None, Option("Append a Markdown summary to this file, as for a job summary.")
+        Path | None, Option("Append a Markdown summary to this file, such as $GITHUB_STEP_SUMMARY.")
     ] = None,
     junit: Annotated[
         Path | None, Option("Write the verdicts and levels to this file as JUnit XML.", "FILE.xml")
@@ -489,8 +494,10 @@ def build(
     output: Annotated[
         Path | None, Option("Folder for the model; by default ./micro-RECIPE.")
     ] = None,
-    seed: Annotated[int, Option("Of the first weights and of the text's order.")] = 0,
-    threads: Annotated[int, Option("A part of what the weights depend on.", minimum=1)] = 2,
+    seed: Annotated[int, Option("Seed of the initial weights and of the order of the text.")] = 0,
+    threads: Annotated[
+        int, Option("Number of threads; the trained weights depend on it.", minimum=1)
+    ] = 2,
 ) -> None:
     """Train a micro model from the standard library's own text, and print its held-out loss.
 
@@ -546,7 +553,9 @@ def build_command(app: typer.Typer) -> Callable[..., Any]:
     known = {entry_point.name for entry_point in entry_points(group=GROUP)}
     for name in _PACKAGES.keys() - known:
         _add_absent(app, name)
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    use_plain_help(command)
+    return command
 
 
 def _add_absent(app: typer.Typer, name: str) -> None:

@@ -5,9 +5,10 @@ from shutil import rmtree
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from assay.api.options import Option, TrustRemoteCode, input_options
-from assay.cli.derived_commands import GroupedCommand, read_values, with_options, with_options_of
+from assay.cli.derived_commands import read_values, with_options, with_options_of
 from assay.errors import UsageError
 from assay.output.streams import print_text
 from assay.sites import CapturedLevel
@@ -16,7 +17,7 @@ _COMMAND = "assay.command"
 _MIN_PARAMETERS = 1_000_000
 
 
-class CaptureCommand(GroupedCommand):
+class CaptureCommand(TyperCommand):
     """A command that keeps the words after `--`, which click would parse."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
@@ -43,36 +44,44 @@ def capture(  # noqa: PLR0913 - one for each option
         Option("Modules to record.", "GLOB", group="Recording a command (after --)"),
     ] = None,
     exclude: Annotated[list[str] | None, Option("Modules to leave out.", "GLOB")] = None,
-    steps: Annotated[str | None, Option("Steps, such as 0,100:102.", "RANGES")] = None,
-    tokens: Annotated[str | None, Option("Passes of each generation, as 0:16.", "RANGES")] = None,
-    weights: Annotated[bool, Option("Parameters and their gradients, too.")] = False,
-    stats_only: Annotated[bool, Option("Statistics instead of values.")] = False,
-    warmup: Annotated[str | None, Option("Passes to leave out, as 3 or 8x512.", "N|SHAPE")] = None,
-    max_disk: Annotated[str | None, Option("What a trace may take, as 20G.", "SIZE")] = None,
+    steps: Annotated[str | None, Option("Steps to record, such as 0,100:102.", "RANGES")] = None,
+    tokens: Annotated[
+        str | None, Option("Forward passes to record in each generation, such as 0:16.", "RANGES")
+    ] = None,
+    weights: Annotated[bool, Option("Also record parameters and their gradients.")] = False,
+    stats_only: Annotated[bool, Option("Record statistics instead of values.")] = False,
+    warmup: Annotated[
+        str | None,
+        Option("Forward passes to skip at the start: 3, or those of shape 8x512.", "N|SHAPE"),
+    ] = None,
+    max_disk: Annotated[
+        str | None, Option("Largest size of the trace, such as 20G.", "SIZE")
+    ] = None,
     max_seconds: Annotated[
-        float | None, Option("How long it may wait for the trace.", "SECONDS")
+        float | None,
+        Option("Longest time that the command may wait for writing the trace.", "SECONDS"),
     ] = None,
     max_memory: Annotated[
-        str | None, Option("For copies to be written. [default: 256M]", "SIZE")
+        str | None, Option("Memory for copies that wait to be written.  [default: 256M]", "SIZE")
     ] = None,
-    control: Annotated[str | None, Option("Turns the capture off and on.", "FILE|SIGUSR1")] = None,
+    control: Annotated[
+        str | None, Option("A file or a signal that turns the capture off and on.", "FILE|SIGUSR1")
+    ] = None,
     min_parameters: Annotated[
         int, Option("Leave out smaller modules.", "N", minimum=0)
     ] = _MIN_PARAMETERS,
     model_name: Annotated[
-        str | None, Option("The only model, as Llama or 2-Llama.", "NAME")
+        str | None, Option("Record only this model, such as Llama or 2-Llama.", "NAME")
     ] = None,
     noise_for: Annotated[
         str | None,
         Option(
-            "Dtypes of the candidates to come. [default: bfloat16,float16; of a command: none]",
+            "Dtypes of later candidates.  [default: bfloat16,float16; with a command: none]",
             "DTYPES",
             group="Options",
         ),
     ] = None,
-    level: Annotated[
-        CapturedLevel, Option("What is recorded. Only a command has the level op.")
-    ] = "module",
+    level: Annotated[CapturedLevel, Option("What to record. op needs a command.")] = "module",
     trust_remote_code: TrustRemoteCode = False,
     **inputs: Any,  # noqa: ANN401 - the options of `input_options`
 ) -> None:

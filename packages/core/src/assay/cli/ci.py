@@ -17,7 +17,9 @@ from assay.cli.ending import WrongUsage
 from assay.errors import MachineError, UsageError
 from assay.output.streams import print_error, print_text
 
-ci_app = typer.Typer(no_args_is_help=True, help="Check this repository as its assay.toml says.")
+ci_app = typer.Typer(
+    no_args_is_help=True, help="Run the checks that assay.toml lists for this repository."
+)
 
 _Root = Annotated[Path, Option("The repository, with its assay.toml.", "DIR")]
 _Machine = Annotated[str, Option("A machine of assay.toml.", "MACHINE")]

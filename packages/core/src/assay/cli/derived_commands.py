@@ -3,11 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
 
 from assay.api import options
 from assay.api.options import Option
@@ -28,26 +28,6 @@ AllowUnused = Annotated[
         metavar="GLOB", help=f"{_help_of(options.AllowUnused).removesuffix('.')}; repeatable."
     ),
 ]
-
-
-class GroupedCommand(TyperCommand):
-    """A command whose `--help` lists its options under the headings of `Option.group`."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - click's or typer's
-        """Write a section for each heading; options before the first are "Options"."""
-        sections: dict[str, list[Any]] = {}
-        heading = "Options"
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if parameter.param_type_name == "argument":
-                place = "Arguments"
-            else:
-                place = heading = getattr(parameter, "rich_help_panel", None) or heading
-            if record is not None:
-                sections.setdefault(place, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 def derive_command(
@@ -147,13 +127,23 @@ def _derive_parameter(parameter: inspect.Parameter, option: Option) -> inspect.P
 
 def _describe(parameter: inspect.Parameter, option: Option) -> Any:  # noqa: ANN401 - of typer
     """Describe a parameter for typer: a positional one is an argument."""
-    words: dict[str, Any] = {"metavar": option.metavar, "help": option.help}
+    metavar = option.metavar or _metavar_of(get_args(parameter.annotation)[0])
+    words: dict[str, Any] = {"metavar": metavar, "help": option.help}
     words["rich_help_panel"] = option.group
     words["envvar"] = option.variable
     if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return typer.Argument(**words)
     flag = parameter.name.removeprefix("as_").replace("_", "-")
     return typer.Option(f"--{flag}", min=option.minimum, **words)
+
+
+def _metavar_of(annotation: object) -> str | None:
+    """Return what `--help` shows for the value of an option without a metavar; None for a flag."""
+    kinds = [one for one in _members(annotation) if one is not type(None)]
+    if any(get_origin(one) is Literal for one in kinds):
+        return "|".join(str(value) for one in kinds for value in get_args(one))
+    names = {int: "N", float: "X", Path: "PATH"}
+    return next((names[one] for one in kinds if one in names), None)
 
 
 def _command_line_type(annotation: object) -> Any:  # noqa: ANN401 - a type that typer parses

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from assay.api.options import Option
 from assay.cli.derived_commands import (
-    GroupedCommand,
     read_values,
     with_options,
     with_options_of,
 )
+from assay.cli.help_text import use_plain_help
 from assay.errors import UsageError
 
 CALLS: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ def test_a_command_written_by_hand_is_read_by_typer(
 def test_help_lists_each_option_once_under_its_heading() -> None:
     grouped = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-    @grouped.command(cls=GroupedCommand)
+    @grouped.command()
     @with_options
     def run(
         model: Annotated[str, Option("The model.", "MODEL")],
@@ -145,7 +145,9 @@ def test_help_lists_each_option_once_under_its_heading() -> None:
     ) -> None:
         """Run."""
 
-    printed = CliRunner().invoke(grouped, ["--help"], terminal_width=80).output
+    command: Any = typer.main.get_command(grouped)
+    use_plain_help(command)
+    printed = command.get_help(typer.Context(command, info_name="run", terminal_width=80))
     sections = [block.split("\n") for block in printed.strip().split("\n\n")[2:]]
     assert [block[0] for block in sections] == ["Arguments:", "Options:", "Inputs:"]
     listed = [[line.split()[0] for line in block[1:]] for block in sections]
