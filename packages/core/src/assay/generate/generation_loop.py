@@ -225,6 +225,14 @@ def _run(
     return Generated(tokens, {LOGITS: logits})
 
 
+def _values_among(named: Iterable[tuple[str, object]]) -> dict[str, Tensor]:
+    return {
+        name: value
+        for name, value in named
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim
+    }
+
+
 def name_outputs(output: object, vocab_size: int) -> dict[str, Tensor]:
     """Name the floating-point tensors that a model returned, on the CPU.
 
@@ -238,11 +246,12 @@ def name_outputs(output: object, vocab_size: int) -> dict[str, Tensor]:
     else:
         values = output if isinstance(output, list | tuple) else [output]
         named = [(str(number), value) for number, value in enumerate(values)]
-    found = {
-        name: value
-        for name, value in named
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim
-    }
+    found = _values_among(named)
+    if not found:  # such as the feature maps of a backbone
+        lists = [(name, value) for name, value in named if isinstance(value, list | tuple)]
+        found = _values_among(
+            (f"{name}.{n}", one) for name, value in lists for n, one in enumerate(value)
+        )
     if not found:
         kinds = ", ".join(f"{name} of type {_kind_of(value)}" for name, value in named)
         raise OutputError(f"the model returned no floating-point tensor: {kinds or 'nothing'}")

@@ -37,6 +37,8 @@ class _Model(Protocol):
     @property
     def decoder_start(self) -> tuple[int, ...]: ...
     @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
     def media_input(self) -> str: ...
 
 
@@ -171,7 +173,7 @@ class ModelLimits:
     has_tokens: bool = True
     """False for a model of images or sounds alone."""
     end_token_id: int | None = None
-    """Last token of every text next to an image: such models often take its state for the text's."""
+    """Last token of every text, where a model may take its state for the text's; None for any."""
     whole_prefill: str = ""
     """Why the prefill cannot be divided into chunks; "" if it can."""
 
@@ -194,6 +196,8 @@ class ModelLimits:
 
 def limits_of(model: _Model) -> ModelLimits:
     """Return the limits of a loaded model."""
+    # An encoder-decoder that classifies takes the state of the last token of the text.
+    classifies = getattr(model.config, "is_encoder_decoder", False) and not model.decoder_start
     return ModelLimits(
         vocab_size=model.vocab_size,
         max_positions=model.max_positions,
@@ -201,6 +205,7 @@ def limits_of(model: _Model) -> ModelLimits:
         pad_token_id=model.pad_token_id,
         can_generate=model.can_generate,
         decoder_start=model.decoder_start,
+        end_token_id=next(iter(model.eos_token_ids), None) if classifies else None,
     )
 
 

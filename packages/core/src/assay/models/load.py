@@ -233,6 +233,11 @@ def _describe(
     if tokenizing.kind == "bytes" and source.kind != "micro":
         notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
     eos_token_ids = _eos_token_ids(module, config)
+    pad_token_id = _pad_token_id(tokenizing.pad_token_id, config, vocab_size, eos_token_ids)
+    if name_padding_token(module, pad_token_id):
+        notes.append(
+            f"config.json names no padding token: {pad_token_id} stands for it on both sides"
+        )
     return LoadedModel(
         model=module,
         source=source,
@@ -246,7 +251,7 @@ def _describe(
         stored_weights={},
         vocab_size=vocab_size,
         max_positions=_max_positions(config, module),
-        pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, vocab_size, eos_token_ids),
+        pad_token_id=pad_token_id,
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
         decoder_start=_decoder_start(module),
@@ -254,6 +259,18 @@ def _describe(
         media_token_id=_media_token_id(module.config),
         notes=tuple(notes),
     )
+
+
+def name_padding_token(module: Any, pad_token_id: int) -> bool:  # noqa: ANN401 - as `_describe`
+    """Name a padding token for a classifier without one, which takes the scores of the last token before padding.
+
+    Returns: True if it had none.
+    """
+    config = module.config.get_text_config()
+    lacks_one = hasattr(module, "num_labels") and getattr(config, "pad_token_id", None) is None
+    if lacks_one:
+        config.pad_token_id = pad_token_id
+    return lacks_one
 
 
 def _name_unused_code(module: Any, remote_code: RemoteCode) -> Iterator[str]:  # noqa: ANN401 - as `_describe`
@@ -395,8 +412,11 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
 
 
 def _decoder_start(module: Any) -> tuple[int, ...]:  # noqa: ANN401 - as `_describe`
-    """Return the first ids of the decoder; () without one."""
-    if not getattr(module.config, "is_encoder_decoder", False):
+    """Return the first ids of the decoder; () without one, or if a classifier gives it the text."""
+    has_scores = "labels" in inspect.signature(module.forward).parameters
+    if not getattr(module.config, "is_encoder_decoder", False) or (
+        has_scores and not module.can_generate()
+    ):
         return ()
     settings = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")

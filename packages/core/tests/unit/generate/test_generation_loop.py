@@ -209,6 +209,7 @@ HIDDEN, POOLED = torch.zeros(2, 5, 8), torch.zeros(2, 8)
         ),
         ((torch.zeros(2, 5, 260), POOLED), ["logits", "output-1"]),
         (HIDDEN, ["output-0"]),
+        ({"feature_maps": (HIDDEN, POOLED)}, ["output-feature_maps.0", "output-feature_maps.1"]),
     ],
 )
 def test_outputs_are_named_by_the_model(output: object, names: list[str]) -> None:

@@ -72,6 +72,7 @@ class Model:
     pad_token_id: int = 258
     can_generate: bool = True
     decoder_start: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
     media_input: str = ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from assay.errors import UsageError
 from assay.models import count_parameters, load_model, weight_hashes
 from assay.models.config_files import attention_of
+from assay.models.inspect.inspection import inspect_load
 from assay.models.load import add_biases_last
 
 # Fixtures of conftest.py.
@@ -347,3 +349,27 @@ def test_model_without_a_head_loads_and_is_no_language_model(
 
     with pytest.raises(UsageError, match="LlamaModel has no language-model head"):
         loaded.require_language_model()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "token"),
+    [
+        ("LlamaForSequenceClassification", "LlamaConfig", 2),
+        ("LlamaForCausalLM", "LlamaConfig", None),
+        ("BertForSequenceClassification", "BertConfig", 0),
+    ],
+)
+def test_a_classifier_without_padding_token_gets_one(
+    model_class: str, config_class: str, token: int | None, tmp_path: Path
+) -> None:
+    """Such as a reward model: it refuses several texts without one."""
+    sizes = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = getattr(transformers, config_class)(num_attention_heads=2, **sizes)
+    getattr(transformers, model_class)(config).save_pretrained(tmp_path)
+
+    loaded = load_model(str(tmp_path), dtype="float32")
+
+    assert loaded.config.pad_token_id == token
+    named = [note for note in loaded.notes if "no padding token" in note]
+    assert len(named) == (token == 2)
+    assert inspect_load(loaded, "refuse").report.settings == []

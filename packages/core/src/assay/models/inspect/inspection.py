@@ -34,7 +34,7 @@ from assay.models.inspect.weights import (
     compare_with_files,
     measure_difference,
 )
-from assay.models.load import DTYPES, LoadedModel, quantization_of
+from assay.models.load import DTYPES, LoadedModel, name_padding_token, quantization_of
 from assay.models.quantization.dequantizing import dequantize_folder, is_quantized
 from assay.models.sources import RemoteCode, local_folder
 from assay.models.stored_tensors import describe_stale_copies, map_folder
@@ -158,7 +158,10 @@ def build_again(loaded: LoadedModel, remote_code: RemoteCode) -> nn.Module:
 def _build(
     loaded: LoadedModel, folder: Path, remote_code: RemoteCode, dtype: torch.dtype
 ) -> nn.Module:
-    return build_from_config(loaded.model, _load_config(folder, remote_code), dtype)
+    config = _load_config(folder, remote_code)
+    built = build_from_config(loaded.model, config, dtype)
+    name_padding_token(built, loaded.pad_token_id)
+    return built
 
 
 def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
