@@ -36,16 +36,21 @@ class StatisticEntry:
     are held to its limit."""
     failure: str = ""
     """Description of a failure that has no ratio, if `words` does not describe it."""
+    at_zero: str = ""
+    """Description of a value of zero, if `words` with a number does not describe it."""
 
 
 # Of several statistics over their limits at one stage, the first in this order is reported: the
 # easiest one to read.
 STATISTICS: dict[str, StatisticEntry] = {
-    "non-finite": StatisticEntry("NaN or infinity where the reference is finite", "zero"),
+    "non-finite": StatisticEntry(
+        "NaN or infinity where the reference is finite", "zero", at_zero="every value is finite"
+    ),
     "exact": StatisticEntry(
         "share of unequal values",
         "zero",
         failure="values that must be equal (integers, indices, masks) differ",
+        at_zero="every value is equal",
     ),
     "replay-tensor": StatisticEntry("relative error", of_stages=True, is_general=True),
     "replay-row": StatisticEntry(

@@ -245,5 +245,6 @@ def _list_minor_gaps(coverage: Coverage) -> list[str]:
         gaps.append(f"the rows of {name_some(sorted(names))} never differed")
     unread = coverage.cache_slots - coverage.cache_slots_read
     if unread:
-        gaps.append(f"cache slots never read: {unread:,} of {coverage.cache_slots:,}")
+        where = "written by the last call of each text"
+        gaps.append(f"cache slots never read: {unread:,} of {coverage.cache_slots:,} ({where})")
     return gaps

@@ -333,6 +333,8 @@ def describe_statistic(statistic: str) -> str:
 
 def describe_error(statistic: str, error: float | None) -> str:
     """Describe `statistic` and its value, if known."""
+    if error == 0 and statistic in STATISTICS and STATISTICS[statistic].at_zero:
+        return STATISTICS[statistic].at_zero
     what = one_line(describe_statistic(statistic))
     return what if error is None else f"{what} {format_number(error)}"
 

@@ -183,7 +183,8 @@ def test_minor_gaps_are_told_and_forbid_nothing() -> None:
 
     assert found.outcome is Outcome.PASS
     assert describe_coverage(found).endswith(
-        "the rows of position_ids never differed; cache slots never read: 2 of 9"
+        "the rows of position_ids never differed; cache slots never read: 2 of 9 (written by the last call"
+        " of each text)"
     )
 
 

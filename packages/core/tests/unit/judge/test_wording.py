@@ -8,6 +8,7 @@ import pytest
 from assay.errors import UsageError
 from assay.judge.wording import (
     describe_diagnosis,
+    describe_error,
     format_against,
     format_number,
     list_diagnoses,
@@ -59,6 +60,14 @@ def test_numbers_that_differ_visibly_keep_three_digits() -> None:
 
 def test_equal_numbers_are_printed_alike() -> None:
     assert format_against(3.0, 3.0) == ("3.0", "3.0")
+
+
+def test_an_absent_error_is_said_in_words() -> None:
+    assert describe_error("exact", 0.0) == "every value is equal"
+    assert describe_error("exact", 0.25) == "share of unequal values 0.25"
+    assert describe_error("exact", None) == "share of unequal values"
+    assert describe_error("non-finite", 0.0) == "every value is finite"
+    assert describe_error("replay-tensor", 0.0) == "relative error 0"
 
 
 def test_nan_beside_a_limit_is_printed() -> None:
