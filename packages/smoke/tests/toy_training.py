@@ -179,7 +179,8 @@ class Toy:
         if fault == "disk full" and step == 4:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        self.write(self.before if fault == "model one step old" else weights, folder)
+        is_old = fault in ("model one step old", "resumes a model one step old")
+        self.write(self.before if is_old else weights, folder)
         state: dict[str, Any] = {"step": step, **self.moments}
         state |= {f"weights {name}": one for name, one in self.weights.items()}
         np.savez(folder / "state.npz", **state)

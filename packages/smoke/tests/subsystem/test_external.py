@@ -137,6 +137,15 @@ def test_an_adapter_that_is_one_step_old_fails(tmp_path: Path) -> None:
     assert failed_levels(verdict) == ["first-save"]
 
 
+def test_a_resumed_run_that_fails_by_an_old_model_says_so(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "resumes a model one step old", keys='precision = "float32"')
+
+    assert failed_levels(verdict) == ["first-save", "resume"]
+    assert verdict.location is not None
+    assert verdict.location.step == 1
+    assert "saved models are one step old" in str(verdict.levels["first-save"].reason)
+
+
 def test_a_first_step_that_a_loss_scale_may_skip_is_no_pass(tmp_path: Path) -> None:
     verdict = run(tmp_path, "model one step old")
 

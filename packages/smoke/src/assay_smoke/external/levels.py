@@ -398,8 +398,8 @@ NOT_JUDGED = (
 )
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
-# It makes a run that only matters if no other level fails.
-_LAST = "first-save"
+# It makes a run that only matters if no other level fails, except that an old model can fail a resumed run.
+_LAST, _EXPLAINED = "first-save", "resume"
 
 
 def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
@@ -430,8 +430,9 @@ def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     """Make the remaining runs and judge all levels."""
     order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST)))
     results = {name: _LEVELS[name](cycle) for name in order}
-    is_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
-    results[_LAST] = not_run("another level failed") if is_failed else _LEVELS[_LAST](cycle)
+    failed = {name for name, one in results.items() if one.level.verdict is Outcome.FAIL}
+    decided = failed - {_EXPLAINED}
+    results[_LAST] = not_run("another level failed") if decided else _LEVELS[_LAST](cycle)
     found = {name: results[name] for name in _LEVELS}
     for name, one in found.items():
         one.level = one.level.model_copy(update={"question": _QUESTIONS[name]})
