@@ -114,7 +114,7 @@ class Change:
     def headline(self) -> str:
         """Name the kind, with its reason unless that is the level's."""
         if self.kind == "other":
-            return "not judged, because the captures differ in content"
+            return "Not judged, because the captures differ in content."
         if self.kind != "break":
             return self.summary if self.kind == "noise" else f"drift: {self.summary}"
         first = self.module

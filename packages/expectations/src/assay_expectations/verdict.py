@@ -151,7 +151,7 @@ def _headline(results: Mapping[str, LevelResult]) -> str | None:
         names = [name for name, one in results.items() if one.level.verdict is outcome]
         if len(names) == 1:
             if names[0] == _NO_EXPECTATION:
-                return "nothing was captured for this device and dtype"
+                return "Nothing was captured for this device and dtype."
             summary = (results[names[0]].level.model_extra or {}).get("summary")
             one = "differs from its capture" if outcome is Outcome.FAIL else "was not compared"
             return f"{names[0]} {summary or one}"

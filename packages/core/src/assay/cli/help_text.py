@@ -20,25 +20,20 @@ _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def use_plain_help(command: Any) -> None:  # noqa: ANN401 - click's, or typer's copy
-    """Make `command` and all commands of its group print their help by `describe_command`."""
+    """Make `command` and all commands of its group print their help and usage by the functions below."""
     command.get_help = partial(describe_command, command)
+    command.get_usage = partial(describe_usage, command)
     for one in getattr(command, "commands", {}).values():
         use_plain_help(one)
 
 
 def describe_command(command: Any, context: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
     """Return the help of a command, or of a group with its commands."""
-    columns = context.terminal_width or shutil.get_terminal_size().columns
-    width = max(min(columns, _MOST_COLUMNS) - 2, 50)
-    parameters = command.get_params(context)
-    inner = getattr(command, "commands", None)
-    usage = [context.command_path, "[OPTIONS]"]
-    usage += [_usage_of(one) for one in parameters if one.param_type_name == "argument"]
-    usage += [] if inner is None else ["COMMAND [ARGS]..."]
-    lines = _fill(" ".join(usage), width, "Usage: ", " " * 7)
+    width, inner = _width(context), getattr(command, "commands", None)
+    lines = [describe_usage(command, context)]
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         lines += ["", *_describe_paragraph(paragraph, width)]
-    for title, rows in _sections(parameters, context).items():
+    for title, rows in _sections(command.get_params(context), context).items():
         lines += ["", f"{title}:", *_columns(rows, width)]
     if inner is not None:
         names = command.list_commands(context)
@@ -48,6 +43,20 @@ def describe_command(command: Any, context: Any) -> str:  # noqa: ANN401 - click
     text = "\n".join(lines).replace(_FIXED_SPACE, " ")
     own = "-".join(context.command_path.split()[1:])
     return re.sub(r"<time>-[\w-]*<command>", f"<time>-{own}", text)
+
+
+def describe_usage(command: Any, context: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
+    """Return the first line of the help, which errors print as well."""
+    words = [context.command_path, "[OPTIONS]"]
+    arguments = (one for one in command.get_params(context) if one.param_type_name == "argument")
+    words += [_usage_of(one) for one in arguments]
+    words += ["COMMAND [ARGS]..."] if hasattr(command, "commands") else []
+    return "\n".join(_fill(" ".join(words), _width(context), "Usage: ", " " * 7))
+
+
+def _width(context: Any) -> int:  # noqa: ANN401 - click's, or typer's copy
+    columns = context.terminal_width or shutil.get_terminal_size().columns
+    return int(max(min(columns, _MOST_COLUMNS) - 2, 50))
 
 
 def _name_of(argument: Any) -> str:  # noqa: ANN401 - click's, or typer's copy

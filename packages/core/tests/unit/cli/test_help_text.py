@@ -103,6 +103,14 @@ def test_help_of_a_command_is_whole(sample: Any) -> None:
     )
 
 
+def test_a_wrong_command_line_shows_the_same_usage(
+    sample: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sample(["run", "--nope"], prog_name="assay")
+    assert capsys.readouterr().err.startswith("Usage: assay run [OPTIONS] DIR... [NAME]\n")
+
+
 def test_a_group_lists_whole_summaries(sample: Any) -> None:
     (_, _, text), *_ = helps(sample, "assay")
     assert text.endswith(
