@@ -17,10 +17,13 @@ _LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|dep
 # Largest value of a whole number in a configuration, by its name: the first pattern decides.
 _SIZES = (
     (r"vocab_size", 384),
+    (r"num_feat_extract_layers", 99),  # those of the convolutions, whose settings are lists
     (_LAYERS.pattern, 2),
     (r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
     (r".*(attention_)?heads|n_head", 4),
-    (r".*head_(dim|size)|d_kv|attention_key_size", 16),
+    (r".*head_(dim|size)|d_kv|attention_key_size|rotary_dim", 16),
+    (r"(attn|attention|full_attention|expert).*_(period|interval)", 2),
+    (r"(attn|attention|expert)_layer_offset", 1),
     (r".*lora_rank", 16),
     (r".*(intermediate|ffn|feed_?forward|mlp|inner)_?(size|dim|hidden_size)|d_ff|n_inner", 128),
     (r".*experts_per_tok|moe_k|.*top_?k(_experts)?", 2),
@@ -136,11 +139,23 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     reduced = reduce_settings(config_class)
     yield reduced
     # Two layers may lack a kind of layer that the code expects.
-    yield {name: 4 if _LAYERS.fullmatch(name) else one for name, one in reduced.items()}
+    yield _with_layers(reduced, 4)
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
     kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
     yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
     yield {}
+
+
+def _with_layers(settings: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return settings with `count` layers in each part."""
+    return {
+        name: _with_layers(one, count)
+        if isinstance(one, dict)
+        else count
+        if _LAYERS.fullmatch(name) and type(one) is int
+        else one
+        for name, one in settings.items()
+    }
 
 
 def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
@@ -179,6 +194,8 @@ def _reduce_value(name: str, value: object) -> object:
         return _REPLACED[name]
     if isinstance(value, dict) and "mrope_section" in value:
         return {**value, "mrope_section": [2, 3, 3]}  # half of a head
+    if name == "vocab_size" and value is None:
+        return 384
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
@@ -199,10 +216,13 @@ def _reduce_stages(name: str, values: Sequence[int]) -> list[int] | None:
 
 
 def _randomize(model: nn.Module) -> None:
-    """Change norms and biases, which are one and zero in a new model, by a little noise."""
+    """Change norms and biases, which are one and zero in a new model, by a little noise, and fill zeros."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1 and parameter.is_floating_point():
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_(0.02 * noise.to(parameter.dtype))
+            elif parameter.is_floating_point() and not parameter.any():  # a router, for example
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(0.1 * noise)
