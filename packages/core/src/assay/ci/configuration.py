@@ -5,6 +5,7 @@ needs no change here.
 """
 
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -145,6 +146,8 @@ class _Kind:
     distribution: str = "assay-core"
 
 
+# A folder of the repository, or a name on the hub.
+_FOLDER = re.compile(r"[\w.-]+(/[\w.-]+)+")
 _KINDS = {
     "load": _Kind("check", ("check", "load"), "model", "--run"),
     "generate": _Kind("check", ("check", "generate"), "model", "--candidate"),
@@ -206,6 +209,32 @@ def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
         if (missing := _missing_in(word, root))
     )
     return list(dict.fromkeys(found))  # several machines run the same entry
+
+
+def describe_models(steps: Iterable[Step], root: Path) -> list[str]:
+    """Name the models that a job does not find in a clone of the repository."""
+    found = []
+    for step in steps:
+        takes_model = step.words[0] == "check" or step.words[:2] == ("smoke", "data")
+        model = step.words[2] if takes_model and len(step.words) > 2 else ""
+        if not _FOLDER.fullmatch(model):
+            continue
+        if not (root / model).exists():
+            found.append(
+                f"{step.name}: {model} is no folder of the repository, so that a job loads it from the hub"
+            )
+        elif is_ignored(root, model):
+            found.append(f"{step.name}: git ignores {model}, so that a job does not have it")
+    return list(dict.fromkeys(found))
+
+
+def is_ignored(root: Path, path: str) -> bool:
+    """Return True if git ignores this path of the repository; False without git."""
+    command = ["git", "-C", str(root), "check-ignore", "-q", "--", path]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _missing_in(word: str, root: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from assay.ci.configuration import FILE, parse_known_run
+from assay.ci.configuration import FILE, is_ignored, parse_known_run
 from assay.errors import UsageError
 from assay.files import read_text
 from assay.output.pages import text_environment
@@ -59,14 +59,14 @@ def read_machine(option: str) -> NewMachine:
 
 
 def find_models(root: Path) -> list[str]:
-    """Find the folders of models below `root`: those with a config.json and weights."""
+    """Find the folders of models below `root`: those with a config.json and weights, and that git does not ignore."""
     found = []
     for file in sorted(root.glob("**/config.json")):
         folder = file.parent.relative_to(root)
         is_hidden = any(part.startswith(".") for part in folder.parts)
         if not is_hidden and any(file.parent.glob("*.safetensors")):
             found.append(folder.as_posix())
-    return found
+    return [folder for folder in found if not is_ignored(root, folder)]
 
 
 def make_files(

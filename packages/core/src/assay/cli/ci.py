@@ -133,7 +133,7 @@ def plan(
     Exit code: 0, also if there is nothing to do; 2 if the label or assay.toml is wrong.
     """
     from assay.ci import planning
-    from assay.ci.configuration import FILE, read_configuration
+    from assay.ci.configuration import FILE, describe_models, read_configuration
     from assay.report.page.html import append_summary
 
     if not label and os.environ.get("GITHUB_OUTPUT") and not (root / FILE).is_file():
@@ -151,6 +151,8 @@ def plan(
     steps = [step for one in plans for step in one.steps(read)]
     for name in _require_valid(steps, root, context.find_root().command):
         print_error(f"assay: options of {name} are not checked: its package is not installed here")
+    for problem in describe_models(steps, root):
+        print_error(f"assay: {problem}")
     chosen = plans[0]
     planning.publish_jobs(chosen, os.environ)
     explained = "\n".join(planning.describe_plan(read, one) for one in plans)

@@ -1,5 +1,6 @@
 """What the entries of assay.toml become."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from assay.ci.configuration import (
     Configuration,
     Step,
+    describe_models,
     find_missing,
     list_distributions,
     list_steps,
@@ -178,6 +180,32 @@ collator = "b.py:pad"
     assert find_missing(steps, tmp_path) == [
         "load-tyny: models/tyny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
+
+
+def test_models_that_a_clone_does_not_hold_are_named(tmp_path: Path) -> None:
+    text = """
+[[generate]]
+model = "models/tiny"
+golden = "goldens/tiny"
+[[generate]]
+model = "out/step-2"
+[[load]]
+model = "micro:llama"
+[[data]]
+model = "org/name"
+"""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text("out/\n", encoding="utf-8")
+    (tmp_path / "out/step-2").mkdir(parents=True)
+    steps = list_steps(read(tmp_path, MACHINE + text), "box")
+    hub = "is no folder of the repository, so that a job loads it from the hub"
+    assert describe_models(steps, tmp_path) == [
+        f"generate-tiny: models/tiny {hub}",
+        "generate-step-2: git ignores out/step-2, so that a job does not have it",
+        f"data: org/name {hub}",
+    ]
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    assert not [one for one in describe_models(steps, tmp_path) if "tiny" in one]
 
 
 @pytest.mark.parametrize(

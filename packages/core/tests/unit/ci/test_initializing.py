@@ -78,10 +78,12 @@ def test_a_label_that_is_gone_is_no_error(root: Path) -> None:
 
 
 def test_models_and_the_package_of_the_repository_are_found(root: Path) -> None:
-    for name in ("models/a", "models/b", ".cache/c", "docs"):
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    (root / ".gitignore").write_text("/out\n", encoding="utf-8")
+    for name in ("models/a", "models/b", ".cache/c", "docs", "out/step-2"):
         (root / name).mkdir(parents=True)
         (root / name / "config.json").touch()
-    for name in ("models/a", "models/b", ".cache/c"):
+    for name in ("models/a", "models/b", ".cache/c", "out/step-2"):
         (root / name / "model.safetensors").touch()
     (root / "pyproject.toml").touch()
     assert find_models(root) == ["models/a", "models/b"]
