@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from assay.ci.configuration import FILE, is_ignored, parse_known_run
+from assay.ci.configuration import FILE, Configuration, is_ignored, parse_known_run
 from assay.errors import UsageError
 from assay.files import read_text
 from assay.output.pages import text_environment
 
 ASSAY = "assay-project/assay"
 
+_LABELS = ".github/workflows/assay-labels.yml"
 _TEMPLATES = {
     FILE: "assay.toml.j2",
     ".github/workflows/assay.yml": "assay.yml.j2",
-    ".github/workflows/assay-labels.yml": "assay-labels.yml.j2",
+    _LABELS: "assay-labels.yml.j2",
 }
 _MACHINE = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9-]*)=(?:(?P<runners>[^@\s]+)@)?(?P<run>[^@/\s]+/[^@/\s]+)"
@@ -67,6 +68,16 @@ def find_models(root: Path) -> list[str]:
         if not is_hidden and any(file.parent.glob("*.safetensors")):
             found.append(folder.as_posix())
     return [folder for folder in found if not is_ignored(root, folder)]
+
+
+def require_label_of_workflow(configuration: Configuration, root: Path) -> None:
+    """Raise UsageError if the workflow that removes old labels looks for another `label`."""
+    path, prefix = root / _LABELS, f"'{configuration.label}:'"
+    if path.is_file() and prefix not in read_text(path):
+        raise UsageError(
+            f'label = "{configuration.label}", but {_LABELS} removes the labels of another one after a push:'
+            f" write {prefix} into its line `if: startsWith(...)`"
+        )
 
 
 def make_files(

@@ -134,6 +134,7 @@ def plan(
     """
     from assay.ci import planning
     from assay.ci.configuration import FILE, describe_models, read_configuration
+    from assay.ci.initializing import require_label_of_workflow
     from assay.report.page.html import append_summary
 
     if not label and os.environ.get("GITHUB_OUTPUT") and not (root / FILE).is_file():
@@ -151,6 +152,7 @@ def plan(
     steps = [step for one in plans for step in one.steps(read)]
     for name in _require_valid(steps, root, context.find_root().command):
         print_error(f"assay: options of {name} are not checked: its package is not installed here")
+    require_label_of_workflow(read, root)
     for problem in describe_models(steps, root):
         print_error(f"assay: {problem}")
     chosen = plans[0]

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from assay.ci.configuration import list_steps, read_configuration
-from assay.ci.initializing import find_models, make_files, read_machine
+from assay.ci.initializing import (
+    find_models,
+    make_files,
+    read_machine,
+    require_label_of_workflow,
+)
 from assay.ci.planning import plan_label
 from assay.cli.ci import init
 from assay.errors import UsageError
@@ -185,3 +190,12 @@ def test_wrong_values_write_nothing(
     with pytest.raises(UsageError, match=message):
         write(root, *machines, commit=commit)
     assert [path.name for path in root.iterdir()] == [".git"]
+
+
+def test_a_label_that_no_workflow_removes_is_refused(root: Path) -> None:
+    write(root)
+    configuration = read_configuration(root)
+    require_label_of_workflow(configuration, root)
+    other = configuration.model_copy(update={"label": "gpu"})
+    with pytest.raises(UsageError, match="write 'gpu:' into its line"):
+        require_label_of_workflow(other, root)
