@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.runs.results import write_results
+from assay_expectations.capture_and_verify import read_files
 from assay_expectations.changes import change_as_markdown, find_change
 from assay_expectations.decoders import prompt_lines, read_texts, read_thresholds
 from assay_expectations.page import collect_cells, write_page
@@ -51,7 +52,7 @@ def _write_page_sources(folder: Path) -> None:
 
 def _page(folder: Path) -> object:
     now, page = datetime(2030, 1, 2, tzinfo=UTC), folder / "page.html"
-    cells = collect_cells([folder / "expectation.json"], folder / "runs", page, now)
+    cells = collect_cells(read_files([folder / "expectation.json"])[0], folder / "runs", page, now)
     return write_page(cells, "2030-01-02", page).read_text()
 
 

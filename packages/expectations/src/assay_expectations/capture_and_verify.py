@@ -254,15 +254,7 @@ def verify_expectations(
     parse_run(run)
     if model is not None:
         resolve_model(model)
-    expectations: dict[Path, Expectation] = {}
-    broken: dict[str, BrokenExpectationError] = {}
-    for file in find_files(paths or [SHIPPED], run):
-        try:
-            expectations[file] = read_expectation(file)
-        except BrokenExpectationError as error:
-            broken[str(file)] = error
-    if not expectations:
-        raise UnreadableFileError("\n".join(map(str, broken.values())))
+    expectations, broken = read_files(paths or [SHIPPED], run)
     broken |= _take_duplicates(expectations)
     names = {one.model for one in expectations.values()}
     if model is not None and len(names) > 1:
@@ -351,6 +343,25 @@ def read_side(side: str) -> Expectation:
             f" git log --oneline -- {shlex.quote(name)}"
         )
     return parse_expectation(done.stdout, side, name)
+
+
+def read_files(
+    paths: Sequence[Path], run: str = "RUN"
+) -> tuple[dict[Path, Expectation], dict[str, BrokenExpectationError]]:
+    """Read the expectations in `paths`. Returns: those that can be read, and the errors of others, by file.
+
+    Raises: as `find_files`; UnreadableFileError if none can be read.
+    """
+    expectations: dict[Path, Expectation] = {}
+    broken: dict[str, BrokenExpectationError] = {}
+    for file in find_files(paths, run):
+        try:
+            expectations[file] = read_expectation(file)
+        except BrokenExpectationError as error:
+            broken[str(file)] = error
+    if not expectations:
+        raise UnreadableFileError("\n".join(map(str, broken.values())))
+    return expectations, broken
 
 
 # REV:FILE, or :2:FILE for one side of a merge conflict.

@@ -241,16 +241,24 @@ def page(
     """Write an HTML page of all expectations: passed, failed, stale or missing, with their age.
 
     Example: assay expect page expectations --runs runs --output expectations.html
+
+    Exit code: 0; 2 usage or environment error; 3 a file cannot be read, and the page has the others.
     """
     from datetime import UTC, datetime
 
+    from assay_expectations.capture_and_verify import read_files
     from assay_expectations.page import collect_cells, describe_states, write_page
     from assay_expectations.verdict import SHIPPED
 
     now = datetime.now(UTC)
-    cells = collect_cells(expectations or [SHIPPED], runs, output, now)
+    readable, broken = read_files(expectations or [SHIPPED])
+    cells = collect_cells(readable, runs, output, now)
     print_text(write_page(cells, f"{now:%Y-%m-%d}", output))
     print_error(f"cells: {describe_states(cells)}")
+    for error in broken.values():
+        print_error(f"left out: {error}")
+    if broken:
+        raise typer.Exit(3)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +14,7 @@ from assay.files import write_whole
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
-from assay_expectations.capture_and_verify import find_files
-from assay_expectations.records import Machine, Provenance, read_expectation
+from assay_expectations.records import Expectation, Machine, Provenance
 
 # unseen: captured, but without a verdict.
 State = Literal["pass", "fail", "stale", "unseen", "missing"]
@@ -67,15 +66,16 @@ class Cell:
         return self.seen.state if self.seen else "unseen"
 
 
-def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
-    """Make a cell for each pair of a model and a machine in the expectations of `paths`.
+def collect_cells(
+    expectations: Mapping[Path, Expectation], runs: Path, page: Path, now: datetime
+) -> list[Cell]:
+    """Make a cell for each pair of a model and a machine in the expectations, which are by file.
 
     A file with a name of its own, as for other prompts, has a row of its own.
 
     runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
-    Raises: UsageError if there is no expectation, one cannot be read, or two belong to one cell.
+    Raises: UsageError if two belong to one cell.
     """
-    expectations = {file: read_expectation(file) for file in find_files(paths)}
     seen = _sightings(runs, page.parent)
     cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():

@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import typer
 
 from assay.errors import UsageError
 from assay.files import seal
 from assay.foreign_text import escape_output
 from assay.runs.results import write_verdict
 from assay.verdicts import Level, Outcome, Verdict
+from assay_expectations.capture_and_verify import read_files
 from assay_expectations.changes import change_as_markdown, find_change
+from assay_expectations.commands import page
 from assay_expectations.page import Cell, collect_cells, describe_states, write_page
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from packages.core.tests.poison import (
@@ -59,7 +62,9 @@ def set_date(file: Path, date: str) -> None:
 
 
 def cells_of(tmp_path: Path) -> dict[tuple[str, str], Cell]:
-    cells = collect_cells([tmp_path / "kept"], tmp_path / "runs", tmp_path / "page.html", NOW)
+    cells = collect_cells(
+        read_files([tmp_path / "kept"])[0], tmp_path / "runs", tmp_path / "page.html", NOW
+    )
     return {(cell.model, cell.machine.dtype): cell for cell in cells}
 
 
@@ -116,12 +121,29 @@ def test_a_file_with_a_name_of_its_own_has_a_row(tmp_path: Path) -> None:
     assert set(cells_of(tmp_path)) == {("one", "bfloat16"), ("one (own)", "bfloat16")}
 
 
+def test_a_broken_file_does_not_stop_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured(tmp_path / "kept", "one")
+    broken = tmp_path / "kept" / "broken.json"
+    broken.write_text("{")
+    with pytest.raises(typer.Exit) as raised:
+        page([tmp_path / "kept"], runs=tmp_path, output=tmp_path / "page.html")
+    assert raised.value.exit_code == 3
+    assert (tmp_path / "page.html").is_file()
+    counted, left_out = capsys.readouterr().err.splitlines()
+    assert counted == "cells: 1 unseen"
+    assert left_out.startswith(f"left out: {broken}: not JSON: ")
+
+
 def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:
     for folder in ("kept", "other"):
         captured(tmp_path / folder, "one")
     folders = [tmp_path / "kept", tmp_path / "other"]
     with pytest.raises(UsageError, match="are of one model and machine"):
-        collect_cells(folders, tmp_path / "runs", tmp_path / "page.html", datetime.now(UTC))
+        collect_cells(
+            read_files(folders)[0], tmp_path / "runs", tmp_path / "page.html", datetime.now(UTC)
+        )
 
 
 def test_page_shows_states_reasons_and_history(
@@ -135,7 +157,9 @@ def test_page_shows_states_reasons_and_history(
     for words in (["init", "-q"], ["add", "kept"], ["commit", "-qm", "kept: after the new driver"]):
         subprocess.run([*git, *words], cwd=tmp_path, check=True, env=environment)
 
-    cells = collect_cells([tmp_path / "kept"], tmp_path / "runs", tmp_path / "page.html", NOW)
+    cells = collect_cells(
+        read_files([tmp_path / "kept"])[0], tmp_path / "runs", tmp_path / "page.html", NOW
+    )
     page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
 
     assert '<span class="fail">1 fail</span>, <span class="missing">2 missing</span>' in page
@@ -175,5 +199,7 @@ def test_text_of_an_expectation_is_harmless(path: str, tmp_path: Path) -> None:
         else:
             assert_harmless_markdown(change_as_markdown(*pair, change))
     file = write_expectation(after, tmp_path / "kept" / "x.json")
-    cells = collect_cells([file], tmp_path / "runs", tmp_path / "p.html", datetime.now(UTC))
+    cells = collect_cells(
+        read_files([file])[0], tmp_path / "runs", tmp_path / "p.html", datetime.now(UTC)
+    )
     assert_harmless_html(write_page(cells, "2026-07-11", tmp_path / "p.html").read_text())
