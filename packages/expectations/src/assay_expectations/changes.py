@@ -19,10 +19,10 @@ from assay.verdicts import Location, Measurement, Verdict
 from assay_expectations.explaining import (
     EXACT_ROUNDING,
     MIN_GROWTH,
+    check_old_environment,
     describe_versions,
     exact_change,
     first_changed,
-    golden_commands,
 )
 from assay_expectations.judging import (
     LARGEST_CLEAN_RATIOS,
@@ -341,7 +341,7 @@ def _find_operation(expected: Expectation, actual: Expectation, change: Change) 
         return ""
     reference, run = "cpu/float32", actual.provenance.run
     if change.moves_exact or run == reference:
-        return golden_commands(expected)
+        return check_old_environment(expected)
     return assay_command("check", "generate", actual.model, reference=reference, candidate=run)
 
 

@@ -65,7 +65,9 @@ class _Steps(NamedTuple):
     find: str
     """Finds the operation by a reference of this environment."""
     find_by_old: str
-    """Finds the operation by the environment of the capture."""
+    """Finds the operation by a reference of the capture's environment."""
+    find_in_old: str
+    """Finds the operation in the run of the capture's environment, by a reference of this one."""
     recapture: str
     """Accepts the change; "" for a patched run, which must not become the expectation."""
 
@@ -90,6 +92,7 @@ def explain(
     steps = _Steps(
         f"to find the operation: {check()}",
         f"to find the operation, in the old environment: {check(candidate_python=sys.executable)}",
+        f"to find the operation: {check_old_environment(expectation)}",
         "" if here.setup else recapture_command(expectation.model, run, output),
     )
     if seen.reference is None or seen.observed is None:
@@ -111,7 +114,7 @@ def explain(
     if answer == "files":
         advice = f"restore the file; {advice}"
     if answer == "code":
-        advice += f"; to find the operation: {golden_commands(expectation)}"
+        advice += f"; {steps.find_in_old}"
     return Explained(answer, sentence, advice, module)
 
 
@@ -210,13 +213,14 @@ def first_grown(before: Mapping[str, float], now: Mapping[str, float]) -> str | 
     return next(grown, None)
 
 
-def golden_commands(expectation: Expectation) -> str:
-    """Return the commands that compare module by module with the environment of the capture."""
-    model, dtype = expectation.model, expectation.key.machine.dtype
-    run, golden = expectation.provenance.run, "OLD.golden"
-    capture = assay_command("capture", model, run="cpu/float32", noise_for=dtype, output=golden)
-    check = assay_command("check", "generate", model, golden=golden, candidate=run)
-    return f"{capture} in the old environment, then here {check}"
+def check_old_environment(expectation: Expectation) -> str:
+    """Return the command that compares the run in the environment of the capture with a reference of this one."""
+    return assay_command(
+        *("check", "generate", expectation.model),
+        reference="cpu/float32",
+        candidate=expectation.provenance.run,
+        candidate_python="OLD_PYTHON",
+    )
 
 
 def _agrees(expectation: Expectation, reference: Reference, observed: Distributions) -> bool:

@@ -477,6 +477,10 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
         record = parse_json(text, path)
         return _validate(record, path)
     except UnreadableFileError as error:
+        if record is not None and not (isinstance(record, dict) and "schema" in record):
+            raise BrokenExpectationError.explained(
+                path, "it is no expectation", "move it out of the folder of expectations"
+            ) from None
         renewal = _renewal(record if isinstance(record, dict) else {}, file or path)
         is_old = isinstance(record, dict) and record.get("schema") != SCHEMA  # git has no newer one
         restore = "" if file or is_old else f"git checkout {path}, or capture it again: "

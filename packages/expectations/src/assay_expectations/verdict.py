@@ -1,7 +1,7 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -119,13 +119,21 @@ def judge_seen(
         results,
         [*notes.lines(), *others, *steps[1:]],
         next_step=steps[0] if steps else None,
-        model={"name": ", ".join(sorted({expectation.model for expectation in expectations}))},
+        model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
         candidate={"run": run},
         coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
         compared_unit="tokens",
         headline=_headline(results),
     )
+
+
+def _names_of_judged(
+    expectations: Sequence[Expectation], here: AllSeen, broken: Collection[str]
+) -> list[str]:
+    """List the models with an expectation of this machine, and the broken files; or all models without any."""
+    judged = {one.model for one in expectations if one.key.machine == here.machine} | {*broken}
+    return sorted(judged or {one.model for one in expectations})
 
 
 def _next_steps(results: Mapping[str, LevelResult]) -> list[str]:

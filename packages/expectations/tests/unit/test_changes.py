@@ -147,14 +147,16 @@ def test_changed_files_are_named_together_and_no_check_of_today() -> None:
         text = change_as_markdown(before, now, find_change(before, now))
         assert "To find the operation" not in text
         assert "Config.json" not in text
-    assert "--golden OLD.golden" in change_as_markdown(EXPECTED, code, find_change(EXPECTED, code))
+    assert "--candidate-python OLD_PYTHON" in change_as_markdown(
+        EXPECTED, code, find_change(EXPECTED, code)
+    )
 
 
 def test_check_against_itself_is_not_advised() -> None:
     origin = EXPECTED.provenance.model_copy(update={"run": "cpu/float32"})
     now = captured(NOISE, 5 * NOISE, provenance=origin)
     text = change_as_markdown(EXPECTED, now, find_change(EXPECTED, now))
-    assert "--golden OLD.golden" in text
+    assert "--candidate-python OLD_PYTHON" in text
 
 
 def test_texts_are_compared_up_to_their_first_different_token() -> None:

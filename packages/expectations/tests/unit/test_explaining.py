@@ -75,9 +75,8 @@ def test_other_exact_outputs_are_changed_code() -> None:
         " a by 0.1; the run agrees with a reference of this environment"
     )
     assert advice == (
-        f"if the change is meant: {RECAPTURE}; to find the operation: assay capture micro:llama --run"
-        " cpu/float32 --noise-for bfloat16 --output OLD.golden in the old environment, then here assay check"
-        " generate micro:llama --golden OLD.golden --candidate acme/bfloat16"
+        f"if the change is meant: {RECAPTURE}; to find the operation: assay check generate micro:llama"
+        " --reference cpu/float32 --candidate acme/bfloat16 --candidate-python OLD_PYTHON"
     )
 
 

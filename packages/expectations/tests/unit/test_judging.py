@@ -320,10 +320,11 @@ def test_changed_software_does_not_excuse_a_failure() -> None:
 def test_expectation_of_another_dtype_is_named_by_it() -> None:
     machine = Machine(vendor="acme", architecture="a1", dtype="float32", precision="tf32")
     key = EXPECTATION.key.model_copy(update={"machine": machine})
-    other = EXPECTATION.model_copy(update={"key": key})
+    other = EXPECTATION.model_copy(update={"key": key, "model": "other"})
     unseen = Seen(file="b.json")
     verdict, _ = judge_seen(RUN, [EXPECTATION, other], here(seen(), unseen))
     assert verdict.notes == ["b is not verified here: it is of float32 with operands in tf32"]
+    assert verdict.model == {"name": EXPECTATION.model}
 
 
 def test_expectations_of_other_machines_are_not_a_pass() -> None:
