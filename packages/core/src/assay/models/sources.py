@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from assay.errors import MachineError, UsageError, name_some
 from assay.files import content_digest, file_digest, open_file
+from assay.models.gguf_files import find_gguf, write_description
 from assay.models.micro.recipes import RECIPES, MicroRecipe, find_recipe, read_provenance
 from assay.option_ranges import LARGEST_SEED, parse_count
 from assay.watchdog import temporary_folder
@@ -29,9 +30,11 @@ class ModelSource:
 
     reference: str
     """As the user wrote it."""
-    kind: Literal["micro", "folder", "hub"]
+    kind: Literal["micro", "folder", "gguf", "hub"]
     folder: Path | None = None
     """Set for kind `folder`."""
+    file: Path | None = None
+    """Set for kind `gguf`."""
     recipe: MicroRecipe | None = None
     """Set for kind `micro`."""
     trained: bool = True
@@ -40,10 +43,13 @@ class ModelSource:
 
 
 def resolve_model(reference: str) -> ModelSource:
-    """Resolve `micro:RECIPE[?trained=0&seed=1]`, a folder or a hub name. Raises: UsageError."""
+    """Resolve `micro:RECIPE[?trained=0&seed=1]`, a folder, a GGUF file or a hub name. Raises: UsageError."""
     if reference.startswith("micro:"):
         return _resolve_recipe(reference)
     folder = Path(reference).expanduser()
+    may_be_gguf = reference and (_is_folder(folder) or folder.suffix == ".gguf")
+    if may_be_gguf and (file := find_gguf(folder)) is not None:
+        return ModelSource(reference, "gguf", file=file)
     if reference and _is_folder(folder):
         _require_readable(folder)
         return ModelSource(reference, "folder", folder=folder.resolve())
@@ -155,6 +161,11 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
     """Provide a folder with configuration, weights and tokenizer; remove it on exit if temporary."""
     if source.kind == "folder" and source.folder is not None:
         yield source.folder
+    elif source.file is not None:
+        with temporary_folder("assay-gguf-") as scratch:
+            folder = scratch / source.file.name  # messages name the folder
+            write_description(source.file, folder)
+            yield folder
     elif source.recipe is None:
         yield _download(source.reference, remote_code)
     elif source.trained:
@@ -175,7 +186,7 @@ def hash_files(source: ModelSource, remote_code: RemoteCode) -> str:
 @contextmanager
 def weightless_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
     """Provide a folder with configuration and tokenizer; download no weights."""
-    if source.kind == "folder" or source.recipe is not None:
+    if source.kind != "hub":
         with local_folder(source, remote_code) as folder:
             yield folder
     else:

@@ -13,6 +13,7 @@ from assay.errors import UsageError
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.files.safetensors import DTYPES, HeaderEntry, read_header
 from assay.foreign_text import shorten
+from assay.models.gguf_files import GGUF, read_gguf
 from assay.models.sources import require_inside
 from assay.progress import counted, subtask
 
@@ -97,6 +98,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises: UnreadableFileError if the folder has no weight file, lacks a shard that its index names, or
         holds a pointer of Git LFS in place of one.
     """
+    if (folder / GGUF).is_file():
+        return [folder / GGUF]
     for single, index in ((_SINGLE, _INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
         if (folder / single).is_file():
             return [_refuse_pointer(require_inside(folder / single))]
@@ -146,7 +149,7 @@ def assign_tensors(
         tensor that the index does not name.
     """
     files = list(shards)
-    if files[0].name in (_SINGLE, _TORCH_SINGLE):
+    if files[0].name in (_SINGLE, _TORCH_SINGLE, GGUF):
         return dict(shards[files[0]]), []
     index = folder / (_INDEX if files[0].suffix == ".safetensors" else _TORCH_INDEX)
     places = _read_index(index)
@@ -172,6 +175,8 @@ def read_headers(folder: Path) -> dict[Path, dict[str, HeaderEntry]] | None:
     Raises: UsageError, naming file and key, for a truncated or contradictory file.
     """
     files = weight_files(folder)
+    if files[0].name == GGUF:
+        return {files[0]: dict(read_gguf(files[0]).tensors)}
     if files[0].suffix != ".safetensors":
         return None
     return {file: {tensor.name: tensor for tensor in read_header(file)} for file in files}

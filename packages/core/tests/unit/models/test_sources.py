@@ -65,6 +65,17 @@ def test_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(file))
 
 
+def test_gguf_file_without_its_package_names_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr("assay.models.gguf_files.find_spec", lambda _: None)
+    message = r"^model.gguf: the package gguf is not installed: pip install 'assay-core\[gguf\]'$"
+    for reference in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(UsageError, match=message):
+            resolve_model(str(reference))
+
+
 def test_reference_that_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None:
     source = resolve_model("some-owner/some.model-7B")
     assert (source.kind, source.folder, source.recipe) == ("hub", None, None)

@@ -14,6 +14,7 @@ from torch import nn
 
 from assay.files import read_json_object
 from assay.models.config_files import first_line, load_config, load_tokenizer
+from assay.models.gguf_files import GGUF, read_gguf
 from assay.models.inspect.config_keys import KeyReader, trace_reads
 from assay.models.inspect.quantized_modules import (
     compare_quantized_modules,
@@ -59,6 +60,8 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
         report.notes += describe_stale_copies(folder)
         with subtask("loading it once more without the files"):
             _inspect_second_load(inspection, loaded, folder, remote_code)
+        if (file := folder / GGUF).is_file():
+            report.settings += read_gguf(file).find_ignored_settings(loaded.config)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)
             report.tokenizer, notes = check_tokenizer(

@@ -260,7 +260,8 @@ class _Sides:
             return WeightResult(pair.name, file, 0, 0.0, 0.0, 0.0)
         if isinstance(judged, Tensor):
             if isinstance(reference, Tensor):
-                return _compare_plain(pair.name, file, reference, judged)
+                noise = _PLUS_ONE if pair.actual in self.actual.plus_one else 0.0
+                return _compare_plain(pair.name, file, reference, judged, noise)
             judged, reference = reference, judged  # a float weight in a quantized folder
         values = _values(reference)
         values = factors.apply(values) if factors is not None else values
@@ -366,15 +367,24 @@ def _findings(results: list[WeightResult]) -> list[WeightFault]:
     return found
 
 
-def _compare_plain(name: str, file: str, expected: Tensor, actual: Tensor) -> WeightResult:
-    """Compare two tensors of one shape; allow the rounding of the coarser dtype if the dtypes differ."""
+# Relative and absolute error that storing 1 + w in float32 leaves in w, at most.
+_PLUS_ONE = float(torch.finfo(torch.float32).eps)
+
+
+def _compare_plain(
+    name: str, file: str, expected: Tensor, actual: Tensor, noise: float
+) -> WeightResult:
+    """Compare two tensors of one shape; allow the rounding of the coarser dtype if the dtypes differ.
+
+    noise: the relative and absolute error that is allowed anyway.
+    """
     dtypes = [one.dtype for one in (expected, actual)]
     is_float = all(one.is_floating_point for one in dtypes)
-    rounding, smallest = 0.0, 0.0
+    rounding = smallest = noise
     if dtypes[0] != dtypes[1] and is_float:
         facts = [torch.finfo(one) for one in dtypes]
-        rounding = max(one.eps for one in facts) / 2
-        smallest = max(one.smallest_normal * one.eps for one in facts)
+        rounding = max(noise, *(one.eps / 2 for one in facts))
+        smallest = max(noise, *(one.smallest_normal * one.eps for one in facts))
     num_rows, row_size = (
         (len(expected), expected[0].numel()) if expected.dim() and len(expected) else (1, 1)
     )

@@ -69,6 +69,8 @@ def dequantize_folder(
         form = forms[name]
         if form is None:
             return stored.read(name)
+        if form.values is not None:
+            return form.values(stored, name.removesuffix(".weight"))
         values = _dequantize_in(dtype, form.read(stored, name.removesuffix(".weight")))
         if form is MXFP4_EXPERTS:
             values = values.unflatten(0, (stored.shapes[f"{name}_blocks"][0], -1)).mT

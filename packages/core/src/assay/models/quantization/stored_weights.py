@@ -13,6 +13,7 @@ from assay.errors import UsageError
 from assay.files import read_json_object
 from assay.files.safetensors import read_whole_header
 from assay.foreign_text import shorten
+from assay.models.gguf_files import GGUF, read_gguf
 from assay.models.quantization.quantized_weight import Groups, InputRounding, QuantizedWeight
 from assay.models.stored_tensors import map_tensor, read_pickled
 from assay.models.weight_files import read_tensors, weight_files
@@ -36,6 +37,8 @@ class WeightStore:
     """Dtype of the model before its quantization, if config.json has one."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Texts of the safetensors files, by key."""
+    plus_one: frozenset[str] = frozenset()
+    """Tensors that are stored plus one, in float32."""
 
     def refuse(self, name: str, problem: str) -> UsageError:
         """Make the error for an unusable tensor, naming its file."""
@@ -89,17 +92,24 @@ def open_folder(folder: Path) -> WeightStore:
             dtype,
         )
     stored = {one.name: one for one in found}
+    header = read_gguf(folder / GGUF) if (folder / GGUF).is_file() else None
+
+    def read(name: str) -> Tensor:
+        tensor = map_tensor(stored[name])
+        return tensor if header is None else header.restore(name, tensor)
+
     metadata: dict[str, str] = {}
-    for file in weight_files(folder):
+    for file in () if header else weight_files(folder):
         metadata |= read_whole_header(file)[1]
     return WeightStore(
         folder,
         {name: one.shape for name, one in stored.items()},
-        lambda name: map_tensor(stored[name]),
+        read,
         {name: one.file for name, one in stored.items()},
         quantization,
         dtype,
         metadata,
+        frozenset() if header is None else header.plus_one,
     )
 
 
@@ -126,6 +136,8 @@ class Format:
     """Read the named module. Raises: UsageError, naming file and key."""
     inputs: Callable[[WeightStore, str], InputRounding | None] = lambda _stored, _module: None
     """Return how the named module rounds its inputs; None if it does not."""
+    values: Callable[[WeightStore, str], Tensor] | None = None
+    """Return the values of a format whose library computes them in float32 at the load; None for others."""
 
 
 def override_settings(stored: WeightStore, module: str) -> WeightStore:

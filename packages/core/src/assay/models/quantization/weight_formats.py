@@ -34,6 +34,7 @@ from torch import Tensor
 from assay.errors import UsageError
 from assay.files import parse_json
 from assay.foreign_text import shorten
+from assay.models.quantization.gguf_blocks import GGUF_FORMATS
 from assay.models.quantization.quantized_weight import Grid, Groups, InputRounding, QuantizedWeight
 from assay.models.quantization.stored_weights import (
     ContradictionError,
@@ -582,6 +583,7 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
     "compressed-tensors": (COMPRESSED_TENSORS,),
     "fbgemm_fp8": (FP8_ROWS,),
     "fp8": (FP8_BLOCKS,),
+    "gguf": GGUF_FORMATS,
     "gptq": (GPTQ,),
     "mxfp4": (MXFP4_EXPERTS,),
     "torchao": (TORCHAO,),
@@ -635,6 +637,8 @@ def list_weights(stored: WeightStore) -> dict[str, Format | None]:
 
 def find_left_out(stored: WeightStore, weights: Mapping[str, Format | None]) -> list[str]:
     """Describe float weights whose like is quantized in other layers, though no setting excludes them."""
+    if _method_of(stored) == "gguf":
+        return []  # each tensor has its own type
     quantized = {_LAYER_NUMBER.sub("*", name) for name, one in weights.items() if one is not None}
     found = []
     for name, form in weights.items():

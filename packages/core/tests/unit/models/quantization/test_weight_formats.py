@@ -348,7 +348,7 @@ def test_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
     text = refusal(tmp_path, CASES["awq"], {}, {"quant_method": "aqlm"})
     assert text == (
         f"{tmp_path}/actual: the quantization method aqlm cannot be read; known methods:"
-        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, torchao,"
+        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, mxfp4, torchao,"
         " auto_round:auto_gptq, auto_round:auto_awq, auto_round:fp8, auto_round:llm_compressor"
     )
 
