@@ -11,8 +11,7 @@ from typing import Literal, get_args
 import torch
 
 import assay
-from assay.generate.generation_loop import generate
-from assay.generate.media import limits_of_generation
+from assay.generate.generation_loop import generate, limits_of_generation
 from assay.hooks.suspension import ExactDouble
 from assay.inputs import BatchOptions, plan_batches
 from assay.inputs.batches import Prompt

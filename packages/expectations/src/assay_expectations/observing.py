@@ -19,9 +19,8 @@ from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError, read_json_object
-from assay.generate.generation_loop import count_tokens, timeline_of
+from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
-from assay.generate.media import limits_of_generation
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ModuleTracer, NullHandler

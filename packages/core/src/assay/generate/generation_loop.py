@@ -16,8 +16,11 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.generate.golden import LOGITS
 from assay.hooks.row_positions import BatchPositions
-from assay.inputs import Batch
+from assay.inputs import Batch, ModelLimits, insert_media
+from assay.media import find_input_limits, model_inputs
 from assay.models import LoadedModel
+from assay.models.config_files import first_line
+from assay.models.image_processing import ImageProcessing
 from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
@@ -105,20 +108,6 @@ def timeline_of(batch: Batch) -> BatchPositions:
     return BatchPositions.of_batch(batch.prompts, batch.attention_mask, num_new)
 
 
-def model_inputs(batch: Batch, parameter: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of `batch` for `forward` and `generate`, on the device of a parameter.
-
-    Floating-point inputs get its dtype.
-    """
-    inputs = batch.inputs
-    if batch.decoder_input_ids is not None:
-        inputs["decoder_input_ids"] = batch.decoder_input_ids
-    return {
-        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
-        for name, value in inputs.items()
-    }
-
-
 def generate(
     loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None
 ) -> Generated:
@@ -130,6 +119,31 @@ def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Gen
     """Generate with the tokens (B, N) forced. Returns: the logits for each."""
     force = _Force(tokens_BN, _first_length(batch))
     return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
+
+
+def limits_of_generation(
+    loaded: LoadedModel, processing: ImageProcessing | str = ""
+) -> ModelLimits:
+    """Return the limits of the model's inputs, including those of its generation loop.
+
+    processing: as `find_input_limits` takes it.
+
+    Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
+    its name in the model's outputs.
+    """
+    limits = find_input_limits(loaded, processing, generate)
+    if loaded.media_input or not loaded.can_generate:
+        return limits
+    if loaded.decoder_start:
+        return replace(limits, whole_prefill="the encoder reads it in one call")
+    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
+    two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
+    two_chunks = insert_media(two_chunks, limits, 0, ((),))
+    try:
+        generate(loaded, two_chunks)
+    except Exception as error:  # noqa: BLE001 - model code raises anything
+        return replace(limits, whole_prefill=first_line(error.__cause__ or error))
+    return limits
 
 
 def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:

@@ -26,7 +26,6 @@ from assay.generate.generation_loop import (
     generate_forced,
     generation_options,
     model_code,
-    model_inputs,
     read_text,
     timeline_of,
     whole_text,
@@ -39,6 +38,7 @@ from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary, constants, iterate_tensors
 from assay.inputs import Batch
 from assay.judge.results import ReplayResults
+from assay.media import model_inputs
 from assay.models import LoadedModel
 from assay.models.config_files import attention_of, first_line
 from assay.progress import Progress

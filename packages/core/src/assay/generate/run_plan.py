@@ -21,8 +21,7 @@ from assay.estimates import (
     report_unknown,
     require_disk,
 )
-from assay.generate.generation_loop import count_tokens
-from assay.generate.media import encode_images, find_processing, limits_of_generation
+from assay.generate.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes import steps_of_texts
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.hooks.tensors import Boundary
@@ -35,6 +34,7 @@ from assay.inputs import (
     parse_lengths,
     plan_batches,
 )
+from assay.media import encode_images, find_processing
 from assay.models import LoadedModel
 from assay.models.load import load_outline
 from assay.progress import format_duration, format_size

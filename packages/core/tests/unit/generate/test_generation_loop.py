@@ -15,10 +15,10 @@ from assay.generate.generation_loop import (
     generate,
     generate_forced,
     generation_options,
+    limits_of_generation,
     name_outputs,
     timeline_of,
 )
-from assay.generate.media import limits_of_generation
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.inputs import Batch
 from assay.models import LoadedModel

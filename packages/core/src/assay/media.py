@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.generate.generation_loop import generate, model_inputs
 from assay.inputs import (
     LONG_LENGTH,
     Batch,
@@ -72,15 +71,36 @@ def _media_of(encoded: EncodedText) -> Iterator[Media]:
         yield Media.of_tensor(name, tensor, encoded.layouts[name])
 
 
-def limits_of_generation(
-    loaded: LoadedModel, processing: ImageProcessing | str = ""
+def model_inputs(batch: Batch, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of `batch` for `forward` and `generate`, as `parameter` needs them."""
+    inputs = batch.inputs
+    if batch.decoder_input_ids is not None:
+        inputs["decoder_input_ids"] = batch.decoder_input_ids
+    return on_model(inputs, parameter)
+
+
+def on_model(inputs: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """Copy `inputs` to the device of a parameter; floating-point ones get its dtype."""
+    return {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+    }
+
+
+def _call(loaded: LoadedModel, batch: Batch) -> object:
+    model: Any = loaded.model
+    return model(**model_inputs(batch, next(model.parameters())))
+
+
+def find_input_limits(
+    loaded: LoadedModel,
+    processing: ImageProcessing | str = "",
+    run: Callable[[LoadedModel, Batch], object] = _call,
 ) -> ModelLimits:
-    """Return the limits of the model's inputs, including those of its generation loop.
+    """Return the limits of the model's inputs, with images and sounds of sizes that it takes.
 
     processing: makes the images of texts; a reason if the model's configuration has to do.
-
-    Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
-    its name in the model's outputs.
+    run: tries the images of texts on the model.
     """
     limits = limits_of(loaded)
     if loaded.media_input:
@@ -93,25 +113,7 @@ def limits_of_generation(
             end_token_id=next(ends, None) if loaded.reads_tokens else None,
         )
     if loaded.media_token_id is not None:
-        limits = _with_images(loaded, limits, loaded.media_token_id, processing)
-    if not loaded.can_generate:
-        return limits
-    if loaded.decoder_start:
-        return replace(limits, whole_prefill="the encoder reads it in one call")
-    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
-    two_chunks = Batch(
-        0,
-        ((token, token),),
-        (0,),
-        loaded.pad_token_id,
-        1,
-        prefill_chunk=1,
-    )
-    two_chunks = insert_media(two_chunks, limits, 0, ((),))
-    try:
-        generate(loaded, two_chunks)
-    except Exception as error:  # noqa: BLE001 - model code raises anything
-        return replace(limits, whole_prefill=first_line(error.__cause__ or error))
+        return _with_images(loaded, limits, loaded.media_token_id, processing, run)
     return limits
 
 
@@ -193,7 +195,11 @@ _END = re.compile(r"(eoi|(image|vision)_end)_token_(id|index)")
 
 @torch.no_grad()
 def _with_images(
-    loaded: LoadedModel, limits: ModelLimits, placeholder: int, processing: ImageProcessing | str
+    loaded: LoadedModel,
+    limits: ModelLimits,
+    placeholder: int,
+    processing: ImageProcessing | str,
+    run: Callable[[LoadedModel, Batch], object],
 ) -> ModelLimits:
     """Return the limits with images for the texts, which are tried on the model in the order of likelihood.
 
@@ -225,7 +231,7 @@ def _with_images(
         try:
             images = tuple(_surrounded(image, *around) for image in make())
             found = replace(limits, images=images)
-            _try_images(loaded, found)
+            _try_images(loaded, found, run)
         except Exception as raised:  # noqa: BLE001 - code of models and processors raises anything
             error = error or raised.__cause__ or raised
         else:
@@ -324,7 +330,9 @@ def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int
     return sum(part.shape[:-1].numel() for part in parts)
 
 
-def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
+def _try_images(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> None:
     """Run the model on a text with two images next to one without. Raises: what the model raises."""
     if not limits.images:
         raise ValueError("no size of an image is known")
@@ -340,11 +348,7 @@ def _try_images(loaded: LoadedModel, limits: ModelLimits) -> None:
         decoder_start=limits.decoder_start,
     )
     batch = insert_media(batch, limits, 0, ((0.0, 0.7), ()))
-    if loaded.can_generate:
-        generate(loaded, batch)
-    else:
-        model: Any = loaded.model
-        model(**model_inputs(batch, next(model.parameters())))
+    run(loaded, batch)
 
 
 _SOUND = "input_features"
