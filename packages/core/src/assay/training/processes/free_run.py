@@ -32,9 +32,11 @@ from assay.training.state.states import (
     DrawnGenerators,
     State,
     find_kept_narrow,
+    generator_states,
     hash_held_parts,
     inject_state,
     plain_name,
+    restore_generators,
     rounded_weights,
     trajectory_of,
 )
@@ -148,7 +150,10 @@ def run_freely(
     if run.problem is None:
         try:
             with subtask("reading the model of the checkpoint"):
+                # Some models draw random numbers as they are loaded.
+                states = generator_states(torch_device)
                 _read_back(opened, folder / MODEL_FOLDER, request, run)
+                restore_generators(states, torch_device)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
     with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
