@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from assay.training.batches import IGNORED, check_batch
+from assay.training.batches import check_batch
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.trainers.parallel import DDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer

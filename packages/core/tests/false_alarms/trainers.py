@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED, check_batch
+from assay.training.batches import check_batch
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 

@@ -28,7 +28,8 @@ from assay.models.load import choose_threads
 from assay.models.sources import local_folder
 from assay.models.transformers_calls import save_pretrained
 from assay.runs import Progress, Task
-from assay.training.batches import IGNORED, TextCoder, coder_of
+from assay.training.batches import TextCoder, coder_of
+from assay.training.losses import IGNORED
 from assay.training.overfit.sides import LABELS, measure_memorization
 from assay.training.processes.free_run import step_until_made
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from assay.training.batches import IGNORED, TextCoder
+from assay.training.batches import TextCoder
+from assay.training.losses import IGNORED
 from assay_bench.tuning.rank_tasks import draw_step, held_out_rows
 from assay_bench.tuning.records import DataSource, Permutation, Text, TuningRecipe
 

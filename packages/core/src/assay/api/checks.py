@@ -258,6 +258,10 @@ def check_train(  # noqa: PLR0913 - one for each option
     packed: Annotated[bool, Option("Pack the rows of a rank's batch into one row.")] = False,
     compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
     lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
+    freeze: Annotated[
+        str | Sequence[str] | None,
+        Option("Parameters that neither side trains: model.vision_tower.*", "GLOB"),
+    ] = None,
     overfit: Annotated[
         bool,
         Option(
@@ -357,6 +361,7 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
         learning_rate=start.learning_rate,
         micro_batches=micro_batches,
         lora=one.lora or start.lora,
+        frozen=globs(one.freeze) or start.frozen,
         seed=one.seed or start.seed,
         remote_code=remote_code_of(trusted=one.trust_remote_code),
     )

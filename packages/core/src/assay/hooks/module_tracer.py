@@ -219,6 +219,14 @@ def _find_graph_test() -> Callable[[], bool]:
     return test
 
 
+def _move_captures_to_end(module: nn.Module) -> None:
+    """Let transformers capture hidden states behind our hooks, as when its hooks come at the first call."""
+    hooks = module._forward_hooks  # noqa: SLF001 - no public name
+    for key, hook in [*hooks.items()]:
+        if getattr(hook, "__name__", "") == "output_capturing_hook":
+            hooks[key] = hooks.pop(key)
+
+
 @dataclass
 class ModuleTracer:
     """Calls a handler around every module call of a model, and gives each call its address.
@@ -319,6 +327,7 @@ class ModuleTracer:
                 handles.append(one.register_forward_hook(post, with_kwargs=True))
                 if not name:
                     handles.append(one.register_forward_hook(end, always_call=True))
+                _move_captures_to_end(one)
         forget_compiled_graphs()
         try:
             with graphs_for_each(len(called)):
@@ -485,7 +494,9 @@ class ModuleTracer:
         self._has_own_rows = self.positions is None
         self._step_has_begun = bool(path) and found is None and not self._has_own_rows
         if found is None:
-            self._rows = None
+            # A model without tokens has one row for each image or sound.
+            has_rows = not path and self.positions is not None and self.positions.positions.numel()
+            self._rows = self.positions.rows(0, 1) if self.positions and has_rows else None
             return
         positions, length = self.positions, found.values.shape[1]
         if positions is None:

@@ -127,10 +127,14 @@ def write_model_folder(
 
     Raises: MachineError for missing, extra and misshapen tensors, and for tied ones that differ.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    with torch.device("meta"):
-        model = cast("Any", AutoModelForCausalLM.from_config(config))
+    name = (config.architectures or [""])[0]
+    # The class of a model's own code is not in transformers.
+    model_class: Any = getattr(transformers, name, transformers.AutoModelForCausalLM.from_config)
+    # Some models draw random numbers as they are made.
+    with torch.device("meta"), torch.random.fork_rng(devices=()):
+        model = model_class(config)
     try:
         model.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:

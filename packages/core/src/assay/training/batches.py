@@ -15,14 +15,12 @@ from assay.errors import UsageError
 from assay.inputs import built_in_texts
 from assay.models.config_files import find_tokenizing, load_config
 from assay.models.sources import RemoteCode, resolve_model, weightless_folder
-from assay.training.protocol import EQUAL_IN_A_STEP, MicroBatch, Shapes
+from assay.training.losses import IGNORED, LOSSES
+from assay.training.protocol import EQUAL_IN_A_STEP, NEXT_TOKEN, MicroBatch, Shapes
 from assay.training.reports import TrainOptions
 
-# The label of a masked token. Source: torch.nn.functional.cross_entropy.
-IGNORED = -100
-
 # One of so many parts of each row is a prompt with masked labels, as in fine-tuning.
-_PROMPT_SHARE = 4
+PROMPT_SHARE = 4
 
 # Rows of the micro-batches of a run, in turn: kernels have other code paths for a single row.
 ROWS = (2, 1, 3)
@@ -72,6 +70,7 @@ def training_batches(
     rows: Sequence[int] = ROWS,
     shapes: Shapes = "unequal",
     seed: int = 0,
+    longest: int | None = None,
 ) -> list[list[MicroBatch]]:
     """Plan the micro-batches of each step, all with different numbers of label tokens in a step.
 
@@ -81,6 +80,7 @@ def training_batches(
     micro-batches is wrong by a large factor.
 
     rows: numbers of rows of the micro-batches, in turn; one for all micro-batches of equal shape.
+    longest: tokens of the longest row that the model can read; None without a limit.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible choice, no secret
     text = _rows_of_text(coder, rng)
@@ -91,9 +91,9 @@ def training_batches(
         for number in range(micro_batches):
             count = rows[_turn(shapes, step, number) % len(rows)]
             offset = offsets[(step + number) % len(offsets)]
-            longest = (_LONG, _SHORT)[number % 2][step % 2] + offset
-            drawn.append(_draw_lengths(rng, count, longest, drawn))
-        lengths.append(drawn)
+            tokens = (_LONG, _SHORT)[number % 2][step % 2] + offset
+            drawn.append(_draw_lengths(rng, count, tokens, drawn))
+        lengths.append([[min(one, longest or one) for one in row] for row in drawn])
     sides: Iterator[Side] = cycle(("right", "left"))
     return [
         [_pad(_draw_rows(text, n), max(width, *n), sides, coder.pad_token_id) for n in drawn]
@@ -121,9 +121,12 @@ def _is_equal(shapes: Shapes, step: int) -> bool:
     return shapes in EQUAL_IN_A_STEP or (shapes == "equal-first-step" and step == 0)
 
 
-def count_label_tokens(micro_batch: MicroBatch) -> int:
-    """Count the label tokens of a causal model: unmasked labels except the first of each row."""
-    return int((micro_batch["labels"][:, 1:] != IGNORED).sum())
+def count_label_tokens(micro_batch: MicroBatch, loss: str = NEXT_TOKEN) -> int:
+    """Count the labels that the loss of a plan counts.
+
+    Of a causal model these are the unmasked labels except the first of each row.
+    """
+    return LOSSES[loss].count(micro_batch["labels"])
 
 
 def copied(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
@@ -131,9 +134,9 @@ def copied(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
     return [{name: tensor.clone() for name, tensor in one.items()} for one in batch]
 
 
-def check_batch(batch: Sequence[MicroBatch]) -> int:
+def check_batch(batch: Sequence[MicroBatch], loss: str = NEXT_TOKEN) -> int:
     """Count the label tokens of a whole step. Raises: UsageError if there are none."""
-    count = sum(map(count_label_tokens, batch))
+    count = sum(count_label_tokens(one, loss) for one in batch)
     if not count:
         raise UsageError(
             "a training step has no unmasked label token: its loss is a mean of nothing"
@@ -213,7 +216,7 @@ def _count_labels(lengths: Sequence[int]) -> int:
 
 
 def _num_labels(length: int) -> int:
-    return length - length // _PROMPT_SHARE
+    return length - length // PROMPT_SHARE
 
 
 def _pad(

@@ -294,11 +294,7 @@ def check_consistency(check: TrainCheck) -> None:
             f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"
             " from dividing by zero: use --mixed-precision, which keeps weights and moments in float32"
         )
-    recipe = resolve_model(options.model).recipe
-    if recipe is not None and recipe.masked:
-        raise UsageError(
-            f"{options.model} predicts no next token: there is no loss that it could be trained by"
-        )
+    resolve_model(options.model)
 
 
 def _require_files(check: TrainCheck) -> None:

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from assay.replay.ports import RankLayout
 
 
-# `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
+# `input_ids`, `attention_mask` and `labels`, each (B, T) in int64. Other models than decoders of text have the
+# arguments of their forward call, among them `labels`.
 MicroBatch = Mapping[str, "torch.Tensor"]
+
+# The loss of a decoder: its labels are its input ids, not shifted, and it predicts the next one.
+NEXT_TOKEN = "next-token"  # noqa: S105 - no password
 
 # The method of an ObservableTrainer for each phase, in the order of a step.
 PHASE_METHODS: Mapping[Phase, str] = {
@@ -42,7 +46,7 @@ ADAMW_SETTINGS: Mapping[str, Any] = {
 
 # Optional attribute of a trainer's class: fields of the plan that the trainer states for both sides.
 STATED_PLAN = "stated_plan"
-STATED_FIELDS = frozenset({"learning_rate_factors", "parameter_groups", "max_grad_norm"})
+STATED_FIELDS = frozenset({"learning_rate_factors", "parameter_groups", "max_grad_norm", "frozen"})
 
 # Features of a plan.
 # Keep parameters (or a copy of each in the optimizer), gradient sums and moments in float32, and compute
@@ -93,6 +97,13 @@ class TrainingPlan:
     """
     max_grad_norm: float = 1.0
     """Largest global norm of the gradients; inf does not clip."""
+    loss: str = NEXT_TOKEN
+    """Name of the loss in `assay.training.losses`, which the model's own loss follows.
+
+    `count_label_tokens(micro_batch, plan.loss)` counts its labels.
+    """
+    frozen: Sequence[str] = ()
+    """GLOBs of the names of parameters that are not trained."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     """Number of ranks of each axis, such as {"dp": 2}; empty for a single process."""
     features: frozenset[str] = frozenset()
@@ -230,8 +241,10 @@ class Trainer(Protocol):
                 tensors of shape (B, T), int64, on the host. B and T differ between micro-batches,
                 in a pipeline according to `pipeline_shapes`. Rows are padded on the right or on the
                 left, where `attention_mask` is 0. `labels` are the token ids at the same positions,
-                not shifted; a label of -100 (prompt, padding) does not count. The tensors are
-                copies, which a step may change. Every rank gets the whole batch, and trains on its
+                not shifted; a label of -100 (prompt, padding) does not count. Models other than
+                decoders of text have other arguments and labels: those of `model(**micro_batch)`,
+                whose loss is the mean over the labels of `plan.loss`. The tensors are copies,
+                which a step may change. Every rank gets the whole batch, and trains on its
                 own share.
 
         Returns: the numbers of the whole step, equal on all ranks.

@@ -13,7 +13,7 @@ from assay.judge.coverage import Usage
 from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.models.sources import RemoteCode
 from assay.sites import KeptFiles, Phase
-from assay.training.protocol import Shapes, StepReport, TrainerTraits, TrainingPlan
+from assay.training.protocol import NEXT_TOKEN, Shapes, StepReport, TrainerTraits, TrainingPlan
 from assay.verdicts import Number, Record
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class TrainOptions(Record):
     learning_rate_factors: tuple[float, ...] = ()
     parameter_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
     max_grad_norm: Number = 1.0
+    frozen: tuple[str, ...] = ()
+    loss: str = NEXT_TOKEN
+    """What the plan of both sides has, once the trusted process has tried the model."""
     remote_code: RemoteCode = "refuse"
 
     def plan(
@@ -236,6 +239,8 @@ class ReferenceReport(Record):
     shared: list[list[str]]
     draws: bool = False
     """True if training draws random numbers, for dropout for example."""
+    other_loss: str = ""
+    """How the model's own loss differs from that of both sides; then the level `loss` cannot pass."""
     load: LoadReport | None = None
     usage: Usage = Field(default_factory=Usage)
     untouched: list[str] = Field(default_factory=list)

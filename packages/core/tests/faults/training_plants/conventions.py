@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport
 from assay.training.trainers.parallel import DDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 

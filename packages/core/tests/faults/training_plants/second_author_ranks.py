@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from assay.parallel.pipeline import cut_stage
 from assay.parallel.tensor_parallel import part_of, sum_over_ranks
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.trainers.parallel import (
     DDPTrainer,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 

@@ -59,10 +59,6 @@ def test_options_that_cannot_be(train: RunTrain, arguments: tuple[str, str], mes
     assert message in error_of(train(*CPU, *arguments))
 
 
-def test_encoder_has_no_loss_of_the_next_token(train: RunTrain) -> None:
-    assert "predicts no next token" in error_of(train(*CPU, model="micro:bert"))
-
-
 def test_unknown_device_is_refused_before_anything_runs(train: RunTrain) -> None:
     assert "no-such" in error_of(train("--candidate", "no-such/float32"))
 

@@ -20,19 +20,23 @@ def check_train(folder: Path, *arguments: str | Path) -> Finished:
     return run_in_process(folder, "check", "train", *arguments, *RUNS, "--steps", "2")
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_vl", "mllama", "deepseek_v3 with an expert that is never chosen"]
-)
-def test_parts_and_experts_without_input_are_named(name: str, tmp_path: Path) -> None:
-    model = UNREACHED[name].save(tmp_path / "model")
+def test_experts_without_input_are_named(tmp_path: Path) -> None:
+    unreached = UNREACHED["deepseek_v3 with an expert that is never chosen"]
 
-    run = check_train(tmp_path / "run", model)
+    run = check_train(tmp_path / "run", unreached.save(tmp_path / "model"))
 
     assert run.code == 3, run.stderr
     coverage = run.verdict["coverage"]
-    named = (*coverage["not_run_parts"], *coverage["unrouted_experts"])
-    assert named == UNREACHED[name].parts
+    assert (*coverage["not_run_parts"], *coverage["unrouted_experts"]) == unreached.parts
     assert coverage["unused_parameters"] == []
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "mllama"])
+def test_images_in_texts_reach_every_module(name: str, tmp_path: Path) -> None:
+    run = check_train(tmp_path / "run", UNREACHED[name].save(tmp_path / "model"))
+
+    assert not run.verdict["coverage"]["not_run_parts"], run.stdout
+    assert "FAIL" not in {level["verdict"] for level in run.verdict["levels"].values()}
 
 
 def test_unused_heads_are_allowed_by_name(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import torch
 
 from assay.errors import UsageError
 from assay.training.batches import (
-    IGNORED,
     TextCoder,
     check_batch,
     coder_of,
     count_label_tokens,
     training_batches,
 )
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, Shapes
 
 PAD = 258

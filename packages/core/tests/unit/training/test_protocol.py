@@ -58,7 +58,7 @@ def test_options_of_both_sides_carry_the_stated_plan() -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"learning_rate": 1.0}, "with the keys: learning_rate_factors, max_grad_norm"),
+        ({"learning_rate": 1.0}, "with the keys: frozen, learning_rate_factors, max_grad_norm"),
         ({"parameter_groups": {"*": {"momentum": 0.9}}}, "parameter_groups have momentum"),
     ],
 )

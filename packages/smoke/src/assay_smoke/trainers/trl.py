@@ -25,7 +25,7 @@ from assay.models.config_files import load_tokenizer
 from assay.models.sources import local_folder, resolve_model
 from assay.models.transformers_calls import quiet_transformers
 from assay.training.batches import check_batch
-from assay.training.protocol import MicroBatch, StepReport, TrainerTraits, TrainingPlan
+from assay.training.protocol import NEXT_TOKEN, MicroBatch, StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import lora_config
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.watchdog import temporary_folder
@@ -111,6 +111,7 @@ class TRLTrainer(ReferenceTrainer):
     """
 
     features = frozenset({"lora", "recompute"})
+    losses = frozenset({NEXT_TOKEN})
     # The fused loss never computes whole logits.
     traits = TrainerTraits(unmeasured_ports=frozenset({("", "output.logits")}))
     reduce_gradients = None  # type: ignore[assignment]  # DistributedDataParallel reduces in backward
@@ -137,6 +138,7 @@ class TRLTrainer(ReferenceTrainer):
         self._loop.accelerator.backward = lambda loss, **_: self.backward(loss)
         model: Any = self._loop.model
         adapted: nn.Module = model.train()
+        self.freeze(adapted)
         return adapted
 
     def _arguments(self, plan: TrainingPlan, folder: Path) -> SFTConfig:

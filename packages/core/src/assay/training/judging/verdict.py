@@ -273,8 +273,11 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
         return f"the noise run itself is not finite there: {name_some(broken)}"
     if name == "updates" and (gap := trajectory_gap(evidence)):
         return gap
-    if name == "loss" and not all(map(math.isfinite, evidence.reference.noise.losses)):
-        return "losses of the noise run itself are not finite"
+    if name == "loss":
+        is_finite = all(map(math.isfinite, evidence.reference.noise.losses))
+        unknown = "" if is_finite else "losses of the noise run itself are not finite"
+        if problem := evidence.reference.other_loss or unknown:
+            return problem
     phases = _PHASES_OF_LEVEL.get(name, ())
     seen = {*invisible, *report.replay.seen}
     if unseen := [PHASE_METHODS[phase] for phase in phases if phase not in seen]:

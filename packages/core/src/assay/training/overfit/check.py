@@ -191,7 +191,7 @@ def check_overfit_candidate(
     evidence = OverfitEvidence(check, reference, limits)
     if why_not_overfit(evidence) is None:
         candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
-        trained = replace(check, folder=folder / CANDIDATE_FOLDER / TRAINED)
+        trained = replace(check, golden=golden, folder=folder / CANDIDATE_FOLDER / TRAINED)
         (memorization,) = call(
             _MEMORIZATION, trained, folder=folder, name="memorization", progress=progress
         )

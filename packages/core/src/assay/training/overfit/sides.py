@@ -4,6 +4,7 @@ Shapes: B rows, T positions, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.judge.coverage import Usage
@@ -20,7 +22,9 @@ from assay.launch import Rank
 from assay.models import count_parameters
 from assay.models.load import choose_threads
 from assay.progress import Progress
-from assay.training.batches import IGNORED, check_batch, plan_batches
+from assay.training.batches import check_batch
+from assay.training.losses import IGNORED
+from assay.training.model_batches import TrainingData
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.reference import TrustedSide, wide_dtype
 from assay.training.protocol import MicroBatch, StepReport, Trainer
@@ -32,7 +36,6 @@ from assay.training.reports import (
     OverfitCandidate,
     OverfitReference,
     TrainCheck,
-    TrainOptions,
 )
 from assay.training.state.files import read_golden_state, read_state, write_state
 from assay.training.state.states import (
@@ -135,12 +138,20 @@ _ADAPTER = ".lora_"
 def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference:
     """Overfit as yardstick and as noise run, and write the initial state into `request.folder`."""
     device = open_run(parse_run(request.reference))
-    batch, options = plan_sequences(request.options), request.options
+    options = request.options
     wide = wide_dtype(options.model, device)
     choose_threads(count_parameters(options.model))
     progress.number_phases(5)
     with progress.step(f"loading {options.model} in {wide}"):
-        side = TrustedSide(request, device, wide)
+        # Every step has the batch of one.
+        single = replace(request, options=options.model_copy(update={"steps": 1}))
+        side = TrustedSide(single, device, wide)
+        _, data = side.plan_data()
+        if not data.is_text:
+            raise UsageError(
+                f"--overfit is for decoders of text, not for the {data.loss} loss of a {type(side.trainer.model).__name__}"
+            )
+    (batch,) = data.batches
     yardstick, model = side.trainer, side.trainer.model
     facts, initial = side.begin()
     drawn = torch.get_rng_state()
@@ -188,7 +199,7 @@ def overfit_candidate(
     """Overfit with the candidate's trainer, or one rank of it, and write its weights."""
     side, options = CandidateSide(request, rank), request.options
     device, run = side.device, side.run
-    batch = plan_sequences(options)
+    (batch,) = side.data.batches
     progress.number_phases(2)
     with progress.step(f"loading {options.model} on {run}"):
         opened = side.open()
@@ -236,14 +247,9 @@ def measure_trained(request: TrainCheck, progress: Progress) -> Memorization:
         missing = load_weights(trainer.model, read_trained(request.folder))
         if missing:
             return Memorization(missing=missing)
-        batch = plan_sequences(request.options)
+        (batch,) = TrainingData.read(request.golden).batches
         with comparable(request.dtype, device):
             return measure_memorization(trainer.model, [trainer.on_device(one) for one in batch])
-
-
-def plan_sequences(options: TrainOptions) -> Sequence[MicroBatch]:
-    """Plan the few sequences that every step trains on."""
-    return plan_batches(options.model_copy(update={"steps": 1}))[0]
 
 
 def _start(trainer: Trainer, initial: State, torch_device: str) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
+from assay.errors import UsageError
 from assay.hooks.tensors import Boundary
 from assay.launch import Rank
 from assay.models import count_parameters, load_model
@@ -33,7 +34,8 @@ from assay.runs.provenance import describe_python
 from assay.runs.results import rank_folder
 from assay.sites import unwrapped_path
 from assay.trace import TraceWriter
-from assay.training.batches import Batches, plan_batches, with_first_labels
+from assay.training.batches import Batches, with_first_labels
+from assay.training.model_batches import TrainingData
 from assay.training.processes.free_run import run_freely, step_until_made
 from assay.training.protocol import COMPILE, LOSS_SCALING, OF_NAMED_PIPELINES, PACKED, Shapes
 from assay.training.replay.determinism import comparable, keep_no_cache
@@ -96,22 +98,28 @@ class CandidateSide:
         self._request, self._rank = request, rank
         self.run = parse_run(request.candidate)
         self.device = open_run(self.run) if rank is None else rank.device
-        self.plan = request.options.plan(
+        self.golden = request.golden
+        self.data = TrainingData.read(request.golden)
+        self.plan = request.options.model_copy(update={"loss": self.data.loss}).plan(
             request.candidate if rank is None else f"{rank.device.name}/{self.run.dtype}",
             request.setup,
             request.mesh,
             request.features,
         )
-        self.golden = request.golden
         # Comes before any setup function, which may choose another number for all later trainers.
         choose_threads(count_parameters(request.options.model))
 
     @cached_property
     def batches(self) -> Batches:
         """Plan the batches of all steps."""
-        batches = plan_batches(self._request.options)
+        batches = self.data.batches
         if PACKED not in self.plan.features:
             return batches
+        if not self.data.is_text:
+            raise UsageError(
+                f"--packed lays texts of a decoder end to end: it is not for the {self.plan.loss} loss"
+                " of other inputs"
+            )
         return [[with_first_labels(one) for one in batch] for batch in batches]
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 from assay.devices.registry import open_run
@@ -10,7 +11,7 @@ from assay.launch import Rank
 from assay.recording.programs import ProgramRecorder
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
 from assay.runs import Progress
-from assay.training.batches import plan_batches
+from assay.training.model_batches import TrainingData
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.free_run import step_until_made
 from assay.training.processes.reference import TrustedSide
@@ -49,7 +50,9 @@ def _record_candidate(check: TrainCheck, wanted: Wanted, rank: Rank | None) -> l
 
 def _record_reference(check: TrainCheck, wanted: Wanted) -> list[RecordedValue]:
     device = open_run(parse_run(check.reference))
-    batches = plan_batches(check.options)
+    data = TrainingData.read(check.golden)
+    batches = data.batches
+    check = replace(check, options=check.options.model_copy(update={"loss": data.loss}))
     side = TrustedSide(check, device, None)
     opened = OpenedTrainer.of(side.trainer, "reference")
     rows = RunRows.of_batches(batches)

@@ -5,7 +5,7 @@ The memory, disk and time that this takes are estimated before a large model is 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ from assay.runs import Progress, provenance
 from assay.stages import Stage
 from assay.trace import TraceWriter
 from assay.training.batches import Batches, plan_batches
+from assay.training.model_batches import TrainingData, plan_data
 from assay.training.protocol import (
     EQUAL_IN_A_STEP,
     MicroBatch,
@@ -98,6 +99,7 @@ from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 
 if TYPE_CHECKING:
+    from assay.models import LoadedModel
     from assay.models.inspect.report import LoadReport
 
 
@@ -167,6 +169,8 @@ class TrustedTrainer(ReferenceTrainer):
 
     load_report: "LoadReport | None" = None
     """Findings of the noise run from loading the model."""
+    loaded: "LoadedModel"
+    """The yardstick's model, until its batches are planned."""
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build AdamW, with arithmetic in float32 if the run's dtype cannot keep its moments."""
@@ -196,7 +200,8 @@ class Yardstick(TrustedTrainer):
             rounded_to=self._rounded_to,
             remote_code=self.plan.remote_code,
         )
-        return loaded.require_language_model().model
+        self.loaded = loaded
+        return loaded.model
 
 
 class NoiseTrainer(TrustedTrainer):
@@ -281,6 +286,20 @@ class TrustedSide:
         initial = self.rounded_state()
         write_state(state_file(self.request.folder, 0), initial)
         return facts, initial
+
+    def plan_data(self) -> tuple[TrainCheck, TrainingData]:
+        """Plan the batches of the model of this yardstick, and write them into the golden.
+
+        Returns: the request with the loss of their labels, which this trainer has from now on.
+        """
+        request = self.request
+        data = plan_data(self.trainer.loaded, request.options)
+        data.write(request.folder)
+        del self.trainer.loaded
+        options = request.options.model_copy(update={"loss": data.loss})
+        self.request = replace(request, options=options)
+        self.trainer.plan = replace(self.trainer.plan, loss=data.loss)
+        return self.request, data
 
     def rounded_state(self) -> State:
         """Return the trainer's current state, rounded to the candidate's dtype."""
@@ -393,13 +412,14 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
     folder, options = request.folder, request.options
     run = parse_run(request.reference)
     device = open_run(run)
-    batches = plan_batches(options)
     wide = wide_dtype(options.model, device)
-    require_resources(request, batches, device, wide, progress)
+    require_resources(request, device, wide, progress)
     progress.number_phases(5)
-    num_steps = len(batches)
+    num_steps = options.steps
     with progress.step(f"loading {options.model} in {wide}, for {request.dtype}"):
         yardstick = TrustedSide(request, device, wide)
+        request, data = yardstick.plan_data()
+        batches = data.batches
         facts, initial = yardstick.begin()
         choose_threads(facts["num_parameters"])
     drawn = torch.get_rng_state()
@@ -433,9 +453,11 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
         num_trainable=facts["num_trainable"],
         shared=shared,
         draws=draws,
+        other_loss=data.other_loss,
         load=noise.trainer.load_report,
         notes=[
             *_notes_on_clipping([step.grad_norm for step in recorded], max_grad_norm),
+            *data.notes,
             *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
         ],
         usage=usage,
@@ -558,9 +580,7 @@ def _time_reference(sizes: TrainingSizes, yardstick: Speed, noise: Speed) -> flo
     return load + train(yardstick) + 2 * train(noise) + stepped + compared + stored
 
 
-def require_resources(
-    request: TrainCheck, batches: Batches, device: Device, wide: str, progress: Progress
-) -> None:
+def require_resources(request: TrainCheck, device: Device, wide: str, progress: Progress) -> None:
     """Note the memory, disk and time that the check of `request` needs.
 
     A small model without a limit has no estimate, which would take as long as a phase of its check.
@@ -570,7 +590,7 @@ def require_resources(
     if is_small and request.max_disk is None:
         return
     try:
-        sizes = TrainingSizes.of(request, batches, wide)
+        sizes = TrainingSizes.of(request, plan_batches(request.options), wide)
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
         noise = Speed.probe(trusted, request.dtype)
         seconds = _time_reference(sizes, Speed.probe(device, wide), noise)

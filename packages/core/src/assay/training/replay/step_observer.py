@@ -4,12 +4,15 @@ Micro-batches are identified by their content. Shape legend: B rows, T tokens.
 """
 
 import copy
+import random
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +20,7 @@ from assay.errors import UsageError
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.gradient_taps import BoundaryHandler, GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.row_positions import BatchPositions
+from assay.hooks.row_positions import BatchPositions, find_tokens
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
 from assay.judge.coverage import Usage
@@ -29,7 +32,8 @@ from assay.replay.trace_views import PackedBatch, PackedTrace, Segment
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import TraceWriter
-from assay.training.batches import IGNORED, copied
+from assay.training.batches import copied
+from assay.training.losses import IGNORED
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, MicroBatch, StepReport
 from assay.training.replay.parameter_watch import GradientSums, ObservedGradients, UpdateWatch
 from assay.training.replay.step_values import (
@@ -185,7 +189,7 @@ class StepObserver:
         numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
         self.found.micro_batches_run += [(self._step, number) for number in numbers]
         timeline = None
-        if isinstance(batch, Mapping) and "input_ids" in batch:
+        if isinstance(batch, Mapping) and main_input(batch) is not None:
             with suspended_modes():
                 timeline = timeline_of(batch, own, self.rows, self._step)
                 observe_labels(self.handler, batch, own, self._batch)
@@ -193,7 +197,12 @@ class StepObserver:
         with suspended_modes():
             # Dropout masks must not depend on the random numbers of earlier micro-batches.
             name = f"generator.{numbers[0]}"
-            torch.set_rng_state(self.handler.observe_state(name, torch.get_rng_state()))
+            state = self.handler.observe_state(name, torch.get_rng_state())
+            torch.set_rng_state(state)
+            # SpecAugment draws its masks from numpy's.
+            seed = zlib.crc32(state.numpy().tobytes())
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002 - models draw from the global generator
         return numbers
 
     def _begin_root_call(
@@ -202,7 +211,7 @@ class StepObserver:
         """Begin a micro-batch as the model is called, for a trainer without `compute_loss`."""
         del module
         batch = {"input_ids": args[0]} | kwargs if args else kwargs
-        is_training = torch.is_grad_enabled() and "input_ids" in batch
+        is_training = torch.is_grad_enabled() and main_input(batch) is not None
         if is_training and len(self._done) < len(self._batch):
             self._begin_micro_batch(self._find_micro_batch(batch), batch)
 
@@ -404,7 +413,7 @@ class ReplayedSteps(StepObserver):
         return report
 
     def _find_micro_batch(self, batch: object) -> int | PackedBatch:
-        if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        if not isinstance(batch, Mapping) or main_input(batch) is None:
             return len(self._done)
         with suspended_modes():
             order: Literal["as given", "any"] = "as given" if self.handler.scope.is_alone else "any"
@@ -490,21 +499,33 @@ def find_micro_batch(
     done: numbers of micro-batches that have run.
     order: the order in which this process runs them.
     """
-    ids_BT = batch["input_ids"].cpu()
+    name = main_input(batch)
+    own = batch[name].cpu()
     for number, one in enumerate(known):
-        if number not in done and torch.equal(one["input_ids"], ids_BT):
+        if number not in done and name in one and torch.equal(one[name].to(own.dtype), own):
             return number if order == "any" else len(done)
-    return find_packing(batch, known, done) or len(done)
+    is_text = {"input_ids", "attention_mask"} <= known[0].keys()
+    return (find_packing(batch, known, done) if is_text else None) or len(done)
+
+
+def main_input(batch: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a name, or None
+    """Return the argument that identifies a micro-batch: its token ids, or the tensor of a model without text."""
+    values = {name: one for name, one in batch.items() if name != "labels"}
+    return "input_ids" if "input_ids" in batch else next(iter(values), None)
 
 
 def timeline_of(
     batch: Mapping[str, Tensor], own: int | PackedBatch, rows: RunRows, step: int
 ) -> BatchPositions:
     """Map the tokens of `batch` to rows of the run and positions in them."""
-    ids = batch["input_ids"]
     if not isinstance(own, PackedBatch):
-        single = BatchPositions.of_call(ids, batch.get("attention_mask"))
-        return BatchPositions(rows.of_micro_batch(step, own, len(ids)), single.positions)
+        tokens = find_tokens(dict(batch))
+        num_rows = len(batch[main_input(batch)])
+        positions = torch.zeros(num_rows, 1, dtype=torch.long)  # of a model without tokens
+        if tokens is not None:
+            positions = BatchPositions.of_call(tokens.values, tokens.mask).positions
+        return BatchPositions(rows.of_micro_batch(step, own, num_rows), positions)
+    ids = batch["input_ids"]
     numbers, positions = [-1] * own.num_rows, torch.full(ids.shape, -1)
     for segment in own.segments:
         row = rows.of_micro_batch(step, segment.micro_batch, segment.row + 1)[segment.row]
@@ -522,13 +543,14 @@ def observe_labels(
 ) -> None:
     """Pass the labels of `batch` to the handler, for packed micro-batches one by one.
 
-    The first label of each row has no effect and counts as masked.
+    The first label of each row of a decoder has no effect and counts as masked.
     """
-    labels = batch.get("labels")
+    labels, ids = batch.get("labels"), batch.get("input_ids")
     if labels is None:
         return
-    labels = labels.clone()
-    labels[:, 0] = IGNORED
+    if ids is not None and labels.shape == ids.shape:
+        labels = labels.clone()
+        labels[:, 0] = IGNORED
     packed = unpacked_labels(labels, own, known) if isinstance(own, PackedBatch) else None
     number = own.number if isinstance(own, PackedBatch) else own
     for index, value in (packed or {number: labels}).items():

@@ -69,7 +69,7 @@ class RunRows:
 
 def count_rows(batches: Sequence[Sequence[MicroBatch]]) -> list[list[int]]:
     """Count the rows of each micro-batch of each step."""
-    return [[len(micro_batch["input_ids"]) for micro_batch in batch] for batch in batches]
+    return [[len(micro_batch["labels"]) for micro_batch in batch] for batch in batches]
 
 
 # Phases with values, in the order of a step. "inputs" has the labels, "forward" the loss, "backward"

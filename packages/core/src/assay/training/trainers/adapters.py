@@ -46,18 +46,25 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
         # peft 0.21 reads an attribute of transformers 5.23 by its old name.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it
-        wrapped: nn.Module = _import_peft().get_peft_model(model, lora_config(model, dropout))
+        try:
+            wrapped: nn.Module = _import_peft().get_peft_model(model, lora_config(model, dropout))
+        except ValueError as error:  # it adapts no state-space models
+            raise UsageError(f"LoRA: {shorten(error)}") from error
     return wrapped
 
 
 def lora_config(model: nn.Module, dropout: float) -> Any:  # noqa: ANN401 - peft's LoraConfig
     """Return the configuration of `add_lora`, for libraries that add adapters themselves."""
+    config = getattr(model, "config", None)
+    # peft passes the arguments of other tasks on as they are.
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    is_decoder = getattr(model, "can_generate", lambda: True)() and not is_encoder_decoder
     return _import_peft().LoraConfig(
         r=_RANK,
         lora_alpha=_ALPHA,
         lora_dropout=dropout,
         target_modules=_adapted(model),
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if is_decoder else None,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError, name_some
 from assay.models import load_model
 from assay.models.candidate_code import set_up
 from assay.parallel.checkpoints import (
@@ -29,13 +30,20 @@ from assay.parallel.pipeline import (
 )
 from assay.parallel.rank_boundaries import RankBoundaries
 from assay.parallel.tensor_parallel import apply_tensor_parallel
-from assay.training.protocol import OF_NAMED_PIPELINES, MicroBatch, TrainerTraits, TrainingPlan
+from assay.training.protocol import (
+    NEXT_TOKEN,
+    OF_NAMED_PIPELINES,
+    MicroBatch,
+    TrainerTraits,
+    TrainingPlan,
+)
 from assay.training.state.parameters import moment_like, put, whole
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.reference import MeshAxis, ReferenceTrainer, require_no_dropout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
 
 
 class DDPTrainer(ReferenceTrainer):
@@ -91,6 +99,12 @@ class FSDPTrainer(ReferenceTrainer):
         """Shard every decoder layer, then the rest."""
         if self.mesh is None:
             return model
+        settings = cast("PreTrainedModel", model).config.to_dict()
+        if left_out := [name for name in settings if name.endswith("layerdrop") and settings[name]]:
+            raise UsageError(
+                f"{name_some(left_out)}: under FSDP, layers that are left out still draw masks of"
+                " dropout; set it to 0"
+            )
         dtype = getattr(torch, parse_run(self.plan.run).dtype)
         return shard_parameters(
             model,
@@ -209,6 +223,7 @@ class PipelineTrainer(TensorParallelTrainer):
 
     features = frozenset({"lora", "cpu-offload", "mixed-precision"})
     axes = frozenset({"dp", "tp", "pp"})
+    losses = frozenset({NEXT_TOKEN})
     pipeline_shapes = OF_NAMED_PIPELINES
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
@@ -219,6 +234,7 @@ class PipelineTrainer(TensorParallelTrainer):
         stage = self._load_stage(plan)
         if "lora" in plan.features:
             stage = add_lora(stage, plan.adapter_dropout)
+        self.freeze(stage)
         model = self.distribute(stage.train())
         self.pipeline = Pipeline(
             model,

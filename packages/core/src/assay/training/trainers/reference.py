@@ -4,6 +4,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn import functional
 
 from assay.devices.base import DeviceVendor
 from assay.devices.registry import open_run
@@ -24,7 +24,8 @@ from assay.models.candidate_code import set_up
 from assay.models.transformers_calls import save_pretrained
 from assay.parallel.pipeline import decoder_layers
 from assay.progress import counted
-from assay.training.batches import IGNORED, check_batch, pack_rows
+from assay.training.batches import check_batch, pack_rows
+from assay.training.losses import LOSSES, add_losses
 from assay.training.protocol import (
     COMPILE,
     LOSS_SCALING,
@@ -165,6 +166,7 @@ class ReferenceTrainer:
         {"lora", "recompute", PACKED, COMPILE, LOSS_SCALING, MIXED_PRECISION}
     )
     axes: frozenset[str] = frozenset({"dp"})
+    losses: frozenset[str] = frozenset(LOSSES)
     first_scale: float = 2.0**16
     """Initial scale of the loss under loss scaling."""
     reduced_in_backward_by: str | None = None
@@ -194,6 +196,7 @@ class ReferenceTrainer:
         for what, asked, known in (
             ("features", plan.features, self.features),
             ("axes of a mesh", used, self.axes),
+            ("loss", {plan.loss}, self.losses),
         ):
             if unknown := sorted(asked - known):
                 raise UsageError(
@@ -226,9 +229,16 @@ class ReferenceTrainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if "lora" in plan.features:
             model = add_lora(model, plan.adapter_dropout)
+        self.freeze(model)
         if COMPILE in plan.features:
             compile_layers(model, self.device.vendor)
         return self.distribute(model.train())
+
+    def freeze(self, model: nn.Module) -> None:
+        """Stop training the frozen parameters of the plan."""
+        for item in named_parameters(model):
+            if any(fnmatchcase(item.name, glob) for glob in self.plan.frozen):
+                item.tensor.requires_grad = False
 
     def load_pretrained(self, name: str) -> nn.Module:
         """Load the model of a hub name, folder or recipe."""
@@ -273,7 +283,7 @@ class ReferenceTrainer:
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one optimizer step over the micro-batches of `batch`."""
-        num_tokens = check_batch(batch)
+        num_tokens = check_batch(batch, self.plan.loss)
         self.optimizer.zero_grad(set_to_none=True)
         self.set_learning_rates()
         with self.device.execution():
@@ -322,25 +332,17 @@ class ReferenceTrainer:
         return nullcontext()
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        """Return the summed token losses over the unmasked label tokens of the whole step, in nats.
+        """Return the summed losses of the labels over the number of labels in the whole step.
 
         Over all micro-batches and ranks, they add up to the mean of the step.
         """
-        names = ("input_ids", "attention_mask", "position_ids")
-        inputs: dict[str, Any] = {name: micro_batch[name] for name in names if name in micro_batch}
-        if "position_ids" in inputs:
-            # With a cache, transformers ignores positions and treats a row as one text.
-            inputs["use_cache"] = False
+        inputs = {name: tensor for name, tensor in micro_batch.items() if name != "labels"}
+        # With a cache, transformers ignores positions and treats a row as one text.
+        options = {"use_cache": False} if "position_ids" in inputs else {}
         with self.computing():
-            logits_BTV = self.network(**inputs).logits
-        # At least float32: in bfloat16 the sum over the vocabulary would have the largest error.
-        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-        summed = functional.cross_entropy(
-            logits_BTV[:, :-1].flatten(0, 1),
-            micro_batch["labels"][:, 1:].flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+            logits = self.network(**inputs, **options).logits
+        labels, config = micro_batch["labels"], getattr(self.model, "config", None)
+        summed = add_losses(self.plan.loss, logits, labels, config)
         return summed / num_step_tokens
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -496,5 +498,10 @@ class ReferenceTrainer:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def on_device(self, micro_batch: MicroBatch) -> MicroBatch:
-        """Copy a micro-batch to the model's device."""
-        return {name: tensor.to(self.device.torch_device) for name, tensor in micro_batch.items()}
+        """Copy a micro-batch to the model's device, and images and sounds to its dtype."""
+        device, dtype = self.device.torch_device, next(self.model.parameters()).dtype
+        values = {name for name, one in micro_batch.items() if one.is_floating_point()} - {"labels"}
+        return {
+            name: tensor.to(device, dtype if name in values else None)
+            for name, tensor in micro_batch.items()
+        }

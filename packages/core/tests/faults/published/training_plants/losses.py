@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch, StepReport
 from assay.training.state.files import read_state, write_state
 from assay.training.trainers.reference import ReferenceTrainer

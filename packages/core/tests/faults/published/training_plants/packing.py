@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.protocol import MicroBatch
 from assay.training.trainers.reference import ReferenceTrainer
 

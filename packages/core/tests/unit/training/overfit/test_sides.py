@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED
+from assay.training.losses import IGNORED
 from assay.training.overfit.sides import (
     load_weights,
     measure_memorization,

@@ -159,7 +159,7 @@ def sizes_of(wanted: TrainCheck) -> TrainingSizes:
 
 def plan(wanted: TrainCheck, progress: SilentProgress) -> None:
     device = open_run(parse_run(wanted.reference))
-    require_resources(wanted, plan_batches(wanted.options), device, "float64", progress)
+    require_resources(wanted, device, "float64", progress)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from assay.training.state.parameters import PartialSums
 
 
 def test_rows_of_a_run_are_numbered_one_after_the_other() -> None:
-    batches = [[{"input_ids": torch.zeros(count, 5)} for count in step] for step in ([2, 3], [1])]
+    batches = [[{"labels": torch.zeros(count, 5)} for count in step] for step in ([2, 3], [1])]
     rows = RunRows.of_batches(batches)
 
     assert count_rows(batches) == [[2, 3], [1]]

@@ -16,7 +16,8 @@ from assay.devices.cpu import CPU
 from assay.devices.cuda import NVIDIA
 from assay.errors import UsageError
 from assay.training import MicroBatch, ReferenceTrainer, training_batches
-from assay.training.batches import IGNORED, coder_of, pack_rows, with_first_labels
+from assay.training.batches import coder_of, pack_rows, with_first_labels
+from assay.training.losses import IGNORED
 from assay.training.processes.candidate import count_compiled_graphs
 from assay.training.protocol import TrainingPlan
 from assay.training.state.files import fingerprint

@@ -14,7 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from assay.errors import UsageError
 from assay.training import MicroBatch, ReferenceTrainer, training_batches
-from assay.training.batches import IGNORED, coder_of
+from assay.training.batches import coder_of
+from assay.training.losses import IGNORED
 from assay.training.protocol import Trainer, TrainingPlan
 from assay.training.state.files import fingerprint
 from assay.training.trainers.reference import require_no_dropout
