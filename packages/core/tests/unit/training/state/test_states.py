@@ -226,7 +226,8 @@ def test_buffers_that_no_state_holds_are_compared_with_those_of_the_load() -> No
         return [one.name for one in found.weights], found.replaced
 
     assert measured(values.clone()) == ([], [])
-    assert measured(values * 1.02) == (["frequencies"], [])
+    assert measured(values * (1 + 2**-22)) == ([], [])  # of another device
+    assert measured(values * 1.00001) == (["frequencies"], [])
     assert measured(values.bfloat16()) == ([], ["frequencies"])
     assert measured(values[:1]) == ([], ["frequencies"])
     assert measured(values.double()) == ([], [])  # wider: mixed precision
