@@ -293,7 +293,8 @@ class TrustedSide:
         Returns: the request with the loss of their labels, which this trainer has from now on.
         """
         request = self.request
-        data = plan_data(self.trainer.loaded, request.options)
+        with comparable(self.dtype, self.device):  # as it trains: some masks are NaN otherwise
+            data = plan_data(self.trainer.loaded, request.options)
         data.write(request.folder)
         del self.trainer.loaded
         options = request.options.model_copy(update={"loss": data.loss})
