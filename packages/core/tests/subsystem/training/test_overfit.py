@@ -165,7 +165,7 @@ def test_reference_that_does_not_overfit_is_not_compared(train: RunTrain) -> Non
     level = verdict["levels"]["overfit"]
     assert level["verdict"] == "NOT_COMPARED"
     assert "in 10 steps the reference itself gets from 16.9 to" in level["reason"]
-    assert 'data-chart="losses"' in (run.folder / "report.html").read_text()
+    assert 'data-chart="loss"' in (run.folder / "report.html").read_text()
     tracked = [path.name for path in (run.folder / "tensorboard").iterdir()]
     assert sorted(tracked) == ["noise", "yardstick"]
     # Whoever has learned nothing has nothing to hold a candidate to: none was run.
