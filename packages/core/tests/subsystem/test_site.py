@@ -32,7 +32,7 @@ def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
     api = (tmp_path / "docs/site/api.html").read_text(encoding="utf-8")
     for name in ("check_generate", "check_train", "check_load", "compare", "capture", "seed_all"):
         assert f'id="assay.{name}"' in api
-    assert "Divide the candidate's heads, features, vocabulary over N ranks." in api
+    assert "Shard the candidate's heads, features and vocabulary over N ranks." in api
     commands = (tmp_path / "docs/site/commands.html").read_text(encoding="utf-8")
     for name in ("check generate", "smoke run", "bench compare", "ci plan", "runners verify"):
         assert f"Usage: assay {name} " in commands
