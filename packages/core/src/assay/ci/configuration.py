@@ -221,10 +221,10 @@ def describe_models(steps: Iterable[Step], root: Path) -> list[str]:
             continue
         if not (root / model).exists():
             found.append(
-                f"{step.name}: {model} is no folder of the repository, so that a job loads it from the hub"
+                f"{step.name}: the repository has no folder {model}: a job would load that name from the hub"
             )
         elif is_ignored(root, model):
-            found.append(f"{step.name}: git ignores {model}, so that a job does not have it")
+            found.append(f"{step.name}: git ignores {model}: a job would not have it")
     return list(dict.fromkeys(found))
 
 

@@ -72,7 +72,7 @@ _KINDS = (
     ),
     _Kind(
         "files of msprobe without their dump.json, which msprobe writes in stop()",
-        "name the folder that holds dump.json; if there is none, dump again and call stop()",
+        "name the folder that holds dump.json. Without one, call stop() at the end of the dump and repeat it",
         patterns=("dump_tensor_data", "construct.json", "step*/*/construct.json"),
         folder_names=re.compile("dump_tensor_data"),
     ),

@@ -97,7 +97,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         capture = assay_command(
             "capture", check.model, run=trusted, noise_for=check.dtype, output=golden
         )
-        raise UsageError(f"there is no golden {golden}. To capture one: {capture}")
+        raise UsageError(f"{golden} does not exist. Capture it first: {capture}")
     FORK_SERVER.preload(PRELOAD)
     with progress.step("looking for devices"):  # before anything is computed
         if check.python is not None:  # it may have a device that this environment cannot use

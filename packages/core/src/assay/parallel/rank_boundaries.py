@@ -51,12 +51,12 @@ def share_heads(num_query_heads: int, num_kv_heads: int, num_ranks: int) -> tupl
     if num_query_heads % num_kv_heads:
         raise HeadsError(
             f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly: "
-            f"{num_query_heads} is no multiple of {num_kv_heads}"
+            f"{num_query_heads} is not a multiple of {num_kv_heads}"
         )
     if num_query_heads % num_ranks:
         raise HeadsError(
             f"{num_query_heads} query heads cannot be distributed evenly over {num_ranks} "
-            f"tensor-parallel ranks: {num_query_heads} is no multiple of {num_ranks}"
+            f"tensor-parallel ranks: {num_query_heads} is not a multiple of {num_ranks}"
         )
     heads_of_rank = num_query_heads // num_ranks
     heads_of_kv = num_query_heads // num_kv_heads

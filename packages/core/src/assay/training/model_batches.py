@@ -59,7 +59,7 @@ class TrainingData:
     loss: str
     notes: tuple[str, ...] = ()
     other_loss: str = ""
-    """How the model's own loss differs from `loss`; "" if it is the same, or if there is none."""
+    """Difference of the model's own loss from `loss`; "" if they agree, or if the model computes none."""
 
     @property
     def is_text(self) -> bool:

@@ -42,7 +42,7 @@ class TrainOptions(Record):
     max_grad_norm: Number = 1.0
     frozen: tuple[str, ...] = ()
     loss: str = NEXT_TOKEN
-    """What the plan of both sides has, once the trusted process has tried the model."""
+    """Loss of both sides. The trusted process finds it by a trial of the model."""
     remote_code: RemoteCode = "refuse"
 
     def plan(
@@ -240,7 +240,7 @@ class ReferenceReport(Record):
     draws: bool = False
     """True if training draws random numbers, for dropout for example."""
     other_loss: str = ""
-    """How the model's own loss differs from that of both sides; then the level `loss` cannot pass."""
+    """Difference of the model's own loss from that of both sides; the level `loss` then cannot pass."""
     load: LoadReport | None = None
     usage: Usage = Field(default_factory=Usage)
     untouched: list[str] = Field(default_factory=list)

@@ -22,7 +22,7 @@ def test_golden_that_is_not_there(assay: Run, tmp_path: Path) -> None:
         error_of(run)
         .rstrip()
         .endswith(
-            f"there is no golden {absent}. To capture one: assay capture micro:llama --run RUN"
+            f"{absent} does not exist. Capture it first: assay capture micro:llama --run RUN"
             f" --noise-for bfloat16 --output {absent}"
         )
     )

@@ -198,11 +198,11 @@ model = "org/name"
     (tmp_path / ".gitignore").write_text("out/\n", encoding="utf-8")
     (tmp_path / "out/step-2").mkdir(parents=True)
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
-    hub = "is no folder of the repository, so that a job loads it from the hub"
+    hub = "the repository has no folder {}: a job would load that name from the hub"
     assert describe_models(steps, tmp_path) == [
-        f"generate-tiny: models/tiny {hub}",
-        "generate-step-2: git ignores out/step-2, so that a job does not have it",
-        f"data: org/name {hub}",
+        f"generate-tiny: {hub.format('models/tiny')}",
+        "generate-step-2: git ignores out/step-2: a job would not have it",
+        f"data: {hub.format('org/name')}",
     ]
     (tmp_path / "models/tiny").mkdir(parents=True)
     assert not [one for one in describe_models(steps, tmp_path) if "tiny" in one]

@@ -178,13 +178,13 @@ def test_shares_are_as_worked_out_by_hand(
     [
         (
             (6, 4, 2),
-            "6 query heads cannot share 4 key/value heads evenly: 6 is no multiple of 4",
+            "6 query heads cannot share 4 key/value heads evenly: 6 is not a multiple of 4",
         ),
         (
             (6, 2, 4),
             (
                 "6 query heads cannot be distributed evenly over 4 tensor-parallel ranks: "
-                "6 is no multiple of 4"
+                "6 is not a multiple of 4"
             ),
         ),
         ((8, 0, 2), "num_kv_heads is 0; it must be at least 1"),

@@ -269,7 +269,7 @@ def _judge_reading(evidence: CaseEvidence) -> LevelResult:
     """Judge the logits of the last checkpoint's model, loaded as users load it."""
     answer = evidence.read
     if answer is None:
-        return _failed_checkpoint(evidence, "there is no last checkpoint")
+        return _failed_checkpoint(evidence, "the last checkpoint is missing")
     if answer.problem is not None or answer.logits_error is None:
         return _failed_checkpoint(evidence, f"the model cannot be loaded: {answer.problem}")
     if wrong := _adapter_problem(answer):
@@ -293,7 +293,9 @@ def _judge_restart(evidence: CaseEvidence) -> LevelResult:
     if evidence.case.checkpoint != "hugging-face":
         return not_run("only a Hugging Face checkpoint is restarted from")
     if not evidence.restarted:
-        return _failed_checkpoint(evidence, "there is no checkpoint to start another run from")
+        return _failed_checkpoint(
+            evidence, "no checkpoint exists that another run could start from"
+        )
     expected = evidence.free.report.free.steps[evidence.options.resume_at].loss
     error = abs(evidence.restarted[0].loss - expected) / abs(expected)
     judged = _by_ratio(evidence, "loss-error", error, 0.0)

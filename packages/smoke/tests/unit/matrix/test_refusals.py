@@ -122,7 +122,7 @@ def test_heads_that_cannot_be_shared_out_are_refused(family: str) -> None:
     config = config_of(family)
     heads = config.num_attention_heads, config.num_key_value_heads
     assert heads == (4, 2)
-    with pytest.raises(HeadsError, match="4 is no multiple of 8"):
+    with pytest.raises(HeadsError, match="4 is not a multiple of 8"):
         share_heads(*heads, 8)
     assert [len(share.query_heads) for share in share_heads(*heads, 4)] == [1, 1, 1, 1]
 

@@ -510,8 +510,8 @@ def find_micro_batch(
 
 def main_input(batch: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a name, or None
     """Return the argument that identifies a micro-batch: its token ids, or the tensor of a model without text."""
-    values = {name: one for name, one in batch.items() if name != "labels"}
-    return "input_ids" if "input_ids" in batch else next(iter(values), None)
+    others = (name for name in batch if name != "labels")
+    return "input_ids" if "input_ids" in batch else next(others, None)
 
 
 def timeline_of(

@@ -302,7 +302,7 @@ def test_heads_that_do_not_divide_are_refused(mesh: DeviceMesh) -> None:
         apply_tensor_parallel(build_model("llama"), mesh["tp"])
     assert str(caught.value) == (
         "4 query heads cannot be distributed evenly over 3 tensor-parallel ranks: "
-        "4 is no multiple of 3"
+        "4 is not a multiple of 3"
     )
 
 
