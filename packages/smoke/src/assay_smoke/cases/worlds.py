@@ -26,7 +26,8 @@ from assay.models import count_parameters, load_model
 from assay.models.load import choose_threads, yardstick_dtype
 from assay.models.transformers_calls import save_pretrained
 from assay.progress import Progress
-from assay.training.batches import Batches, copied, plan_batches
+from assay.training.batches import Batches, copied
+from assay.training.model_batches import TrainingData
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.free_run import step_until_made
 from assay.training.processes.reference import TrustedSide
@@ -141,12 +142,12 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
     folder, options = request.folder, request.options
     run = parse_run(request.reference)
     device = open_run(run)
-    batches = plan_batches(options)
     num_parameters = count_parameters(options.model)
     choose_threads(num_parameters)
     wide = yardstick_dtype(num_parameters, device.supported_dtypes())
     yardstick = TrustedSide(request, device, wide)
-    model = yardstick.trainer.model
+    request, data = yardstick.plan_data()
+    batches, model = data.batches, yardstick.trainer.model
     facts, initial = yardstick.begin()
     drawn = torch.get_rng_state()
     recorded, end = yardstick.train_rounded(batches, initial)
@@ -225,7 +226,7 @@ def read(request: CaseRequest, _: Progress, rank: Rank) -> ReadAnswer:
 
 def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
     options, checkpoint = request.candidate.options, request.checkpoint
-    batches = plan_batches(options)
+    batches = TrainingData.read(request.candidate.golden).batches
     folder = checkpoint / MODEL_FOLDER
     source = options.model if options.lora else str(folder)
     dtype = parse_run(request.candidate.candidate).dtype
