@@ -160,9 +160,9 @@ def test_an_index_of_the_machine_stays(tmp_path: Path, given: str, seen: str) ->
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ('[[generate]]\nmodel = "m"\nlevl = "logits"', "assay.toml: generate: No such option: --levl"),
+        ('[[generate]]\nmodel = "m"\nlevl = "logits"', "assay.toml: generate: No such option: --levl; did you mean --level?"),
         ('[[train]]\nmodel = "m"\nsteps = "two"', "assay.toml: train: Invalid value"),
-        ("[[smoke]]\nbudgt = '3m'", "assay.toml: smoke: No such option: --budgt"),
+        ("[[smoke]]\nbudgt = '3m'", "assay.toml: smoke: No such option: --budgt; did you mean --budget?"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_found_by_the_plan(tmp_path: Path, entry: str, message: str) -> None:

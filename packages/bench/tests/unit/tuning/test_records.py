@@ -75,7 +75,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     [
         ("steps = 4", "", "steps: it is missing"),
         ("steps = 4", "steps = 0", "steps: it must be greater than 0"),
-        ("steps = 4", "steps = '4'", "steps: it must be a valid integer"),
+        ("steps = 4", "steps = '4'", "steps: it must be a whole number"),
         ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
         ("seeds = [0, 1]", "seeds = []", "seeds: it needs at least 1 item"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "seeds contains a duplicate"),

@@ -5,6 +5,7 @@ needs no change here.
 """
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from assay.devices.registry import adapter_names
 from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run, suggest_device
@@ -25,10 +35,26 @@ FILE = "assay.toml"
 Tier = Literal["check", "smoke", "expectations", "bench"]
 TIERS: tuple[Tier, ...] = ("check", "smoke", "expectations", "bench")
 
+NAME = r"[a-z0-9][a-z0-9-]*"
+
+
+def _require_name(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise ValueError("it must consist of small letters, digits and dashes")
+    return name
+
+
+def _require_option(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 - of pydantic
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError("it must be a text, a number, true, or a list of texts") from None
+
+
 # The value of a key in an entry: an option, a repeated option, or a flag.
 Value = str | int | float | bool | list[str]
-Entry = dict[str, Value]
-_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+Entry = dict[str, Annotated[Value, WrapValidator(_require_option)]]
+_Name = Annotated[str, AfterValidator(_require_name)]
 
 
 class _Table(BaseModel):
@@ -131,6 +157,19 @@ class Step:
     """Unique in the job, and the name of its folder."""
     words: tuple[str, ...]
     """The words after `assay`, without `--output`."""
+    entry: str = ""
+    """The entry of `assay.toml` in words: "smoke, entry 2"."""
+    earlier: str = ""
+    """The step whose folder is the last argument; "" for none."""
+
+    def words_in(self, folder: Path) -> tuple[str, ...]:
+        """Return the words after `assay`, without `--output`, of a job that writes into `folder`."""
+        return (*self.words, str(folder / self.earlier)) if self.earlier else self.words
+
+    @property
+    def command(self) -> str:
+        """Return the command line, in which DIR is the folder of the job."""
+        return shlex.join(("assay", *self.words_in(Path("DIR"))))
 
 
 @dataclass(frozen=True)
@@ -203,7 +242,7 @@ def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
     not a RUN.
     """
     found = (
-        f"{step.name}: {missing}"
+        f"{step.entry}: {missing}"
         for step in steps
         for word in step.words
         if (missing := _missing_in(word, root))
@@ -221,10 +260,10 @@ def describe_models(steps: Iterable[Step], root: Path) -> list[str]:
             continue
         if not (root / model).exists():
             found.append(
-                f"{step.name}: the repository has no folder {model}: a job would load that name from the hub"
+                f"{step.entry}: the repository has no folder {model}: a job would load that name from the hub"
             )
         elif is_ignored(root, model):
-            found.append(f"{step.name}: git ignores {model}: a job would not have it")
+            found.append(f"{step.entry}: git ignores {model}: a job would not have it")
     return list(dict.fromkeys(found))
 
 
@@ -258,15 +297,14 @@ def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:
         entries: tuple[Entry, ...] = getattr(configuration, table)
         names = _names_of(table, kind, entries)
         for number, entry in enumerate(entries, start=1):
-            where = f"{FILE}: entry {number} of {table}"
+            where = f"{table}, entry {number}" if len(entries) > 1 else table
             name = names[number - 1]
             options = _with_defaults(table, kind, entry, machine)
             baseline = options.pop("baseline", None) if table == "bench" else None
-            yield Step(kind.tier, name, (*kind.command, *_words_of(kind, options, where)))
+            yield Step(kind.tier, name, (*kind.command, *_words_of(kind, options, where)), where)
             if baseline is not None:
-                yield Step(
-                    kind.tier, f"{name}-compare", ("bench", "compare", str(baseline), f"{{{name}}}")
-                )
+                words = ("bench", "compare", str(baseline))
+                yield Step(kind.tier, f"{name}-compare", words, where, earlier=name)
 
 
 def _names_of(table: str, kind: _Kind, entries: Sequence[Entry]) -> list[str]:
@@ -307,10 +345,12 @@ def _words_of(kind: _Kind, options: Mapping[str, Value], where: str) -> Iterator
         if key == kind.positional:
             continue
         if key in ("output", "json", "help"):
-            raise UsageError(f"{where}: a job chooses {key!r} itself")
+            raise UsageError(f"{FILE}: {where}: a job chooses {key!r} itself")
         if isinstance(value, bool):
             if not value:
-                raise UsageError(f"{where}: leave {key!r} out instead of setting it to false")
+                raise UsageError(
+                    f"{FILE}: {where}: leave {key!r} out instead of setting it to false"
+                )
             yield f"--{key}"
             continue
         for one in value if isinstance(value, list) else [value]:

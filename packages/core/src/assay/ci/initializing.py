@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from assay.ci.configuration import FILE, Configuration, is_ignored, parse_known_run
+from assay.ci.configuration import FILE, NAME, Configuration, is_ignored, parse_known_run
 from assay.errors import UsageError
 from assay.files import read_text
 from assay.output.pages import text_environment
@@ -19,9 +19,7 @@ _TEMPLATES = {
     ".github/workflows/assay.yml": "assay.yml.j2",
     _LABELS: "assay-labels.yml.j2",
 }
-_MACHINE = re.compile(
-    r"(?P<name>[a-z0-9][a-z0-9-]*)=(?:(?P<runners>[^@\s]+)@)?(?P<run>[^@/\s]+/[^@/\s]+)"
-)
+_MACHINE = re.compile(rf"(?P<name>{NAME})=(?:(?P<runners>[^@\s]+)@)?(?P<run>[^@/\s]+/[^@/\s]+)")
 # How `--machine` is written.
 MACHINE_FORM = "NAME=LABEL[,LABEL]@RUN"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -118,6 +116,7 @@ def make_files(
         raise UsageError(f"--machine: {', '.join(doubled)} is given twice, or is the hosted CPU")
     tag = f"v{version('assay-core')}"
     values = {
+        "workflows": workflows,
         "machines": listed,
         "models": models or [NO_MODEL],
         "label": "assay",

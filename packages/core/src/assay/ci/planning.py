@@ -1,7 +1,6 @@
 """The jobs of a repository that an event of GitHub starts."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -35,11 +34,11 @@ class Plan:
     """The event in words: "label assay:nvidia"."""
     jobs: tuple[Job, ...] = ()
     nothing: str = ""
-    """The reason for no job; "" if there are jobs."""
+    """The reason why the event starts nothing; "" for none."""
     refused: str = ""
     """The error in the request; "" in a valid one."""
     without_runner: str = ""
-    """MACHINE or MACHINE/TIER that the label names, if no runner of GitHub is that machine."""
+    """MACHINE or MACHINE/TIER of the event, if no runner of GitHub is that machine."""
 
     def steps(self, configuration: Configuration) -> list[Step]:
         """Return the commands of all jobs, or those of the machine without a runner."""
@@ -94,10 +93,20 @@ def plan_commit(configuration: Configuration, event: str) -> Plan:
 
 
 def plan_all(configuration: Configuration) -> list[Plan]:
-    """Plan the label of every machine, and a commit."""
-    labels = [f"{configuration.label}:{name}" for name in configuration.machines]
-    plans = [plan_label(configuration, label) for label in labels]
-    return [*plans, plan_commit(configuration, "every commit")]
+    """Plan a commit, and all that a machine runs: its own tiers, and each other tier with entries."""
+    plans = []
+    for name, machine in configuration.machines.items():
+        others = [tier for tier in TIERS if tier not in machine.tiers]
+        for tier in ["", *(tier for tier in others if list_steps(configuration, name, tier))]:
+            target = f"{name}/{tier}" if tier else name
+            if machine.runs_on:
+                plans.append(plan_label(configuration, f"{configuration.label}:{target}"))
+            else:
+                command = assay_command("ci", "run", name, tier=tier or None)
+                plans.append(Plan(command, without_runner=target))
+    if any(machine.runs_on for machine in configuration.machines.values()):
+        plans.append(plan_commit(configuration, "every commit"))
+    return plans
 
 
 def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan:
@@ -113,18 +122,14 @@ def plan_run(configuration: Configuration, variables: Mapping[str, str]) -> Plan
 def describe_plan(configuration: Configuration, plan: Plan) -> str:
     """List each job with its machine and commands, or the reason that no job starts."""
     lines = [plan.event]
+    lines += [f"  refused: {plan.refused}"] if plan.refused else []
+    lines += [f"  nothing to do: {plan.nothing}"] if plan.nothing else []
     for job in plan.jobs:
         lines.append(f"  {job.target}: a job on a runner with {', '.join(job.runs_on)}")
-        lines += [
-            f"    {step.tier}: {shlex.join(('assay', *step.words))}"
-            for step in list_steps(configuration, job.target, job.tier)
-        ]
-    if plan.refused:
-        lines.append(f"  refused: {plan.refused}")
-    elif plan.nothing:
-        lines.append(f"  nothing to do: {plan.nothing}")
-        steps = plan.steps(configuration)
-        lines += [f"    {step.tier}: {shlex.join(('assay', *step.words))}" for step in steps]
+        steps = list_steps(configuration, job.target, job.tier)
+        lines += [f"    {step.tier}: {step.command}" for step in steps]
+    if plan.without_runner:
+        lines += [f"    {step.tier}: {step.command}" for step in plan.steps(configuration)]
     return "\n".join(lines)
 
 

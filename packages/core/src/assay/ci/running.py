@@ -80,7 +80,7 @@ def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> J
 
 def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     own = folder / step.name
-    words = tuple(_fill(word, folder) for word in step.words)
+    words = step.words_in(folder)
     print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
     started = time.monotonic()
     command = [sys.executable, "-m", "assay.cli", *words, "--output", str(own)]
@@ -116,11 +116,6 @@ def _judge(exit_code: int, folder: Path) -> tuple[int, str]:
         return _ERROR, "it left no verdict"
     failure = next(filter(None, map(find_contradiction, runs)), "")
     return (_ERROR if failure else 0), failure
-
-
-def _fill(word: str, folder: Path) -> str:
-    """Replace `{NAME}` by the folder of the step NAME."""
-    return str(folder / word[1:-1]) if word.startswith("{") and word.endswith("}") else word
 
 
 def write_job(job: JobResult, folder: Path) -> str:

@@ -284,7 +284,7 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
     absent = []
     for step in steps:
         command = application
-        words = list(step.words)
+        words = list(step.words_in(Path("DIR")))
         while hasattr(command, "commands") and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
         if hasattr(command, "commands"):
@@ -295,5 +295,5 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
         except Exception as error:
             if not isinstance(error, WrongUsage):
                 raise
-            raise UsageError(f"assay.toml: {step.name}: {error.format_message()}") from None
+            raise UsageError(f"assay.toml: {step.entry}: {error.format_message()}") from None
     return list(dict.fromkeys(absent))

@@ -1,13 +1,14 @@
-"""The text of `--help`: the same for every command, in all versions of typer.
+"""The text of `--help` and of wrong options: the same for every command, in all versions of typer.
 
-Typer prints Python types, cuts the summaries of commands, and breaks words at hyphens.
+Typer prints Python types, cuts the summaries of commands, breaks words at hyphens, and proposes `--help` for `--step`.
 """
 
 import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,36 @@ _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def use_plain_help(command: Any) -> None:  # noqa: ANN401 - click's, or typer's copy
-    """Make `command` and all commands of its group print their help and usage by the functions below."""
+    """Make `command` and all commands of its group print help, usage and wrong options by the functions below."""
+    command.parse_args = partial(_parse_words, command, command.parse_args)
     command.get_help = partial(describe_command, command)
     command.get_usage = partial(describe_usage, command)
     for one in getattr(command, "commands", {}).values():
         use_plain_help(one)
+
+
+def _parse_words(command: Any, parse: Callable[..., Any], context: Any, words: list[str]) -> Any:  # noqa: ANN401
+    """Parse the words of a command line. Raises: click's error, for an unknown option with the right one."""
+    try:
+        return parse(context, words)
+    except Exception as error:
+        if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+            name, error.possibilities = str(error.option_name), None
+            error.message = f"No such option: {name}{_suggest(name, command)}"  # type: ignore[attr-defined]
+        raise
+
+
+def _suggest(name: str, command: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
+    """Return the argument or the nearest option that is meant by an unknown option; "" without one."""
+    meant: dict[str, str] = {}
+    for one in command.params:
+        if one.param_type_name == "option":
+            meant |= {option.lstrip("-"): f"did you mean {option}?" for option in one.opts}
+        else:
+            argument = _title_of(one)
+            meant[str(one.name)] = f"{argument} is an argument: write its value without {name}"
+    nearest = get_close_matches(name.lstrip("-"), meant, n=1)
+    return f"; {meant[nearest[0]]}" if nearest else ""
 
 
 def describe_command(command: Any, context: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
@@ -63,6 +89,11 @@ def _name_of(argument: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
     return argument.metavar or str(argument.name).upper()
 
 
+def _title_of(argument: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
+    """Return the name without the brackets of an optional argument."""
+    return re.sub(r"^\[(.+)\]((?:\.\.\.)?)$", r"\1\2", _name_of(argument))
+
+
 def _usage_of(argument: Any) -> str:  # noqa: ANN401 - click's, or typer's copy
     name = _name_of(argument)
     return name if argument.required or name.startswith("[") else f"[{name}]"
@@ -84,7 +115,7 @@ def _sections(parameters: Iterable[Any], context: Any) -> dict[str, list[tuple[s
         name, text = record
         title = "Arguments"
         if one.param_type_name == "argument":
-            name = re.sub(r"^\[(.+)\]((?:\.\.\.)?)$", r"\1\2", _name_of(one))
+            name = _title_of(one)
         else:
             title = heading = getattr(one, "rich_help_panel", None) or heading
         sections.setdefault(title, []).append((name, text))

@@ -53,6 +53,8 @@ class UnreadableFileError(UsageError):
 # Texts of pydantic, in words that need no Python.
 _SENTENCES = {
     re.compile(r"^Field required$"): "it is missing",
+    re.compile(r"^Input should be a valid (tuple|list)$"): "it must be a list",
+    re.compile(r"^Input should be a valid integer.*"): "it must be a whole number",
     re.compile(r"^Input should be "): "it must be ",
     re.compile(r"^\w+ should have at (least|most) (\d+ \w+) after validation, not (\d+)$"): (
         r"it needs at \1 \2, and has \3"
@@ -63,16 +65,28 @@ _SENTENCES = {
 
 def describe_invalid(error: ValidationError) -> str:
     """Describe the first field that violates the schema, and why."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    *parents, last = first["loc"] or ("",)
-    if last == "[key]":
-        *parents, name = parents
-        return f"{'.'.join(map(str, parents))}: unknown name {name!r}"
-    field = ".".join(map(str, first["loc"]))
+    first = error.errors(include_url=False, include_context=False)[0]
     problem = first["msg"].removeprefix("Value error, ")
     for pattern, words in _SENTENCES.items():
         problem = pattern.sub(words, problem)
-    return f"{field}: {problem}" if field else problem
+    *parents, last = first["loc"] or ("",)
+    if last == "[key]":
+        *parents, name = parents
+        problem = f"the name {name!r}: {problem}"
+    elif isinstance(last, int) and isinstance(first["input"], str | int | float):
+        problem = f"{first['input']!r}: {problem}"
+    else:
+        parents.append(last)
+    place = _describe_place(parents)
+    return f"{place}: {problem}" if place else problem
+
+
+def _describe_place(parts: Iterable[str | int]) -> str:
+    """Join the keys of a place in a file. The entries of a list count from 1."""
+    place = "".join(
+        f", entry {part + 1}: " if isinstance(part, int) else f"{part}." for part in parts
+    )
+    return place.replace(".,", ",").strip(".,: ")
 
 
 @contextmanager

@@ -63,10 +63,10 @@ def test_an_entry_becomes_a_command_for_the_machine(tmp_path: Path, entry: str, 
 def test_a_bench_with_a_baseline_is_also_compared(tmp_path: Path) -> None:
     entry = "[[bench]]\nmodel = 'm'\nbaseline = 'b'"
     assert words_of(tmp_path, entry) == []  # not among a machine's tiers by default
-    assert words_of(tmp_path, entry, "bench") == [
-        "bench run --model m --run sim:fp8/bfloat16",
-        "bench compare b {bench}",
-    ]
+    run, compare = list_steps(read(tmp_path, MACHINE + entry), "box", "bench")
+    assert run.command == "assay bench run --model m --run sim:fp8/bfloat16"
+    assert compare.command == "assay bench compare b DIR/bench"  # of the run before
+    assert compare.words_in(tmp_path)[-1] == f"{tmp_path}/bench"
 
 
 def test_a_job_runs_its_tiers_in_their_order(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_machine_has_its_own_tiers_and_number_of_cards(tmp_path: Path) -> None
     assert list_steps(read(tmp_path, text), "box") == (
         Step(
             "smoke", "smoke",
-            ("smoke", "run", "--coverage", "one", "--device", "sim:fp8", "--cards", "4"),
+            ("smoke", "run", "--coverage", "one", "--device", "sim:fp8", "--cards", "4"), "smoke",
         ),
     )  # fmt: skip
 
@@ -101,7 +101,10 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("label = 'a b'\n" + MACHINE, "label"),
+        (
+            "label = 'a b'\n" + MACHINE,
+            "label: it must consist of small letters, digits and dashes",
+        ),
         ("machines = {}", "machines"),
         (
             "[machines.box]\nstart = 'commit'\nrun = 'cpu/float32'",
@@ -121,9 +124,18 @@ def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
             "[machines.box]\nruns-on = ['a']\nrun = 'hip:1/float32'",
             "unknown device 'hip'; write cuda",
         ),
-        ("[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'", "machines"),
+        (
+            "[machines.Box]\nruns-on = ['a']\nrun = 'cpu/float32'",
+            "machines: the name 'Box': it must consist of small letters",
+        ),
         (MACHINE + "minutes = 361", "minutes"),
-        (MACHINE + "tiers = ['smok']", "tiers"),
+        (MACHINE + "tiers = ['check', 'smok']", "machines.box.tiers: 'smok': it must be 'check', "),
+        ("[machines.box]\nruns-on = 'a'\nrun = 'cpu/float32'", "box.runs-on: it must be a list"),
+        (MACHINE + "cards = 'two'", "machines.box.cards: it must be a whole number"),
+        (
+            MACHINE + "[[load]]\nmodel = 'm'\n[[load]]\nmodel = {x = 1}",
+            "load, entry 2: model: it must be a text, a number, true, or a list of texts",
+        ),
         (
             MACHINE + "[[smokes]]\ncase = 'm'",
             "assay.toml: unknown table 'smokes'; did you mean smoke?",
@@ -145,7 +157,7 @@ def test_a_wrong_key_is_named(tmp_path: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("output = 'x'", "entry 1 of load: a job chooses 'output' itself"),
+        ("output = 'x'", "assay.toml: load, entry 2: a job chooses 'output' itself"),
         ("x = false", "leave 'x' out instead of setting it to false"),
     ],
 )
@@ -153,7 +165,7 @@ def test_an_entry_that_no_command_can_have_is_refused(
     tmp_path: Path, entry: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        words_of(tmp_path, f"[[load]]\nmodel = 'm'\n{entry}")
+        words_of(tmp_path, f"[[load]]\nmodel = 'm'\n[[load]]\nmodel = 'n'\n{entry}")
 
 
 def test_files_of_the_repository_that_do_not_exist_are_found(tmp_path: Path) -> None:
@@ -178,7 +190,7 @@ collator = "b.py:pad"
 """
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     assert find_missing(steps, tmp_path) == [
-        "load-tyny: models/tyny", "smoke: b.toml", "data: b.py",
+        "load, entry 2: models/tyny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
 
 
@@ -200,8 +212,8 @@ model = "org/name"
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     hub = "the repository has no folder {}: a job would load that name from the hub"
     assert describe_models(steps, tmp_path) == [
-        f"generate-tiny: {hub.format('models/tiny')}",
-        "generate-step-2: git ignores out/step-2: a job would not have it",
+        f"generate, entry 1: {hub.format('models/tiny')}",
+        "generate, entry 2: git ignores out/step-2: a job would not have it",
         f"data: {hub.format('org/name')}",
     ]
     (tmp_path / "models/tiny").mkdir(parents=True)

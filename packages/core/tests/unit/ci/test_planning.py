@@ -97,11 +97,26 @@ def test_an_event_starts_the_jobs_that_it_asks_for(
 
 
 def test_all_labels_and_a_commit_are_planned_together() -> None:
-    events = [(plan.event, summarize(plan)) for plan in plan_all(CONFIGURATION)]
+    configuration = CONFIGURATION.model_copy(update={"bench": ({"model": "m"},)})
+    events = [(plan.event, summarize(plan)) for plan in plan_all(configuration)]
     assert events == [
         ("label assay:box", [("box", "")]),
+        ("label assay:box/bench", [("box", "bench")]),  # not among its tiers
         ("label assay:host", [("host", "")]),
+        ("label assay:host/bench", [("host", "bench")]),
         ("every commit", [("host", "")]),
+    ]
+
+
+def test_without_workflows_no_plan_speaks_of_labels() -> None:
+    machines = {"box": {"run": "cpu/float32"}}
+    configuration = Configuration.model_validate(
+        {"machines": machines, "load": [{"model": "m"}], "bench": [{"model": "m"}]}
+    )
+    plans = [describe_plan(configuration, plan) for plan in plan_all(configuration)]
+    assert plans == [
+        "assay ci run box\n    check: assay check load m --run cpu/float32",
+        "assay ci run box --tier bench\n    bench: assay bench run --model m --run cpu/float32",
     ]
 
 

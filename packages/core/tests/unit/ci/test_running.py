@@ -19,7 +19,7 @@ LOAD = Step("check", "load", ("check", "load", "m"))
 GENERATE = Step("check", "generate", ("check", "generate", "m"))
 SMOKE = Step("smoke", "smoke", ("smoke", "run"))
 BENCH = Step("bench", "bench", ("bench", "run"))
-COMPARE = Step("bench", "bench-compare", ("bench", "compare", "base", "{bench}"))
+COMPARE = Step("bench", "bench-compare", ("bench", "compare", "base"), earlier="bench")
 
 Run = Callable[..., JobResult]
 

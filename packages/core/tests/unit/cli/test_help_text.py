@@ -111,6 +111,25 @@ def test_a_wrong_command_line_shows_the_same_usage(
     assert capsys.readouterr().err.startswith("Usage: assay run [OPTIONS] DIR... [NAME]\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ("--numbr", "; did you mean --number?"),
+        ("--very-long-name", "; did you mean --a-very-long-name-of-an-option?"),
+        ("--step", ""),  # typer proposes --help
+        ("--name", "; NAME is an argument: write its value without --name"),
+        ("-x", ""),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_one(
+    sample: Any, given: str, suggested: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sample(["run", "folder", given, "3"], prog_name="assay")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"Error: No such option: {given}{suggested}"
+
+
 def test_a_group_lists_whole_summaries(sample: Any) -> None:
     (_, _, text), *_ = helps(sample, "assay")
     assert text.endswith(

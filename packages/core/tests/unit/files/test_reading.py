@@ -153,7 +153,7 @@ def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:
         (
             lambda path: read_record(Point, path),
             b'{"x": "y"}',
-            "x: it must be a valid integer",
+            "x: it must be a whole number",
         ),
         (lambda path: read_record(Point, path), b"[" * 5000, "Invalid JSON"),
     ],
