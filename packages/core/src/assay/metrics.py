@@ -258,6 +258,18 @@ class PairSums(PooledSums):
         return math.sqrt(self.dede) / self.ee if self.ee else 0.0
 
     @property
+    def slope_standard_error_by_channel(self) -> float:
+        """Return the standard error of `slope` if the errors of a channel are alike in all rows; 0 if unknown.
+
+        Nearly equal rows are rounded alike, so that more of them do not make the slope more certain.
+        Source: Liang & Zeger, Biometrika 73 (1986) 13, for one regressor and clusters of channels.
+        """
+        if self.channel is None or not self.ee or not self._channels_hold_all:
+            return 0.0
+        _, de, ee, *_ = self.channel
+        return float((de - self.slope * ee).norm()) / self.ee
+
+    @property
     def num_row_slopes(self) -> int:
         """Return the number of rows that are long and large enough for a slope."""
         return int(self.row_slopes[0])
@@ -316,9 +328,12 @@ class PairSums(PooledSums):
     @property
     def has_channel_statistics(self) -> bool:
         """Return True if there are enough rows, and all calls had one width."""
+        return self.channel_rows >= FEWEST_CHANNEL_ROWS and self._channels_hold_all
+
+    @property
+    def _channels_hold_all(self) -> bool:
         return (
             self.channel is not None
-            and self.channel_rows >= FEWEST_CHANNEL_ROWS
             and self.channel_rows * self.channel.shape[1] == self.num_elements
         )
 

@@ -111,8 +111,15 @@ def _function_bias(unit_roundoff: float, bias: float = FLOAT32_BIAS) -> float:
 def slope_ratio(
     actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
-    """Compare the slopes of the errors on the yardstick: finds a wrong scale far below the noise."""
-    chance = max(actual.slope_standard_error, noise.slope_standard_error)
+    """Compare the slopes of the errors on the yardstick: finds a wrong scale far below the noise.
+
+    Only the noise run tells whether the errors of a channel are alike by chance: a fault makes them so too.
+    """
+    chance = max(
+        actual.slope_standard_error,
+        noise.slope_standard_error,
+        noise.slope_standard_error_by_channel,
+    )
     expected = max(
         abs(noise.slope),
         SLOPE_STANDARD_ERRORS * chance,

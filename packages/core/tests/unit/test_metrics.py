@@ -25,6 +25,16 @@ def test_sums_equal_those_computed_by_hand() -> None:
     assert sums.relative_error == math.sqrt(2 / 30)
     assert sums.slope == -1 / 30
     assert sums.slope_standard_error == math.sqrt(13) / 30
+    # Channels have d e of -3 and 2, and e e of 10 and 20.
+    residuals = -3 + 10 / 30, 2 + 20 / 30
+    assert sums.slope_standard_error_by_channel == pytest.approx(math.hypot(*residuals) / 30)
+
+
+def test_standard_error_by_channel_needs_calls_of_one_width() -> None:
+    sums = sums_of(ACTUAL, EXPECTED)
+    sums.add(matrix([1.0]), matrix([2.0]), torch.zeros(1, dtype=torch.long), torch.zeros(1))
+
+    assert sums.slope_standard_error_by_channel == 0.0
 
 
 def test_channel_sums_equal_those_computed_by_hand() -> None:

@@ -175,6 +175,18 @@ def test_slope_within_chance_is_no_slope() -> None:
     assert ratio.value == pytest.approx(0.25 / 3)
 
 
+def test_equal_rows_do_not_make_a_slope_more_certain() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (0.01 * torch.randn(1, 64, generator=generator).double() for _ in range(2))
+    rows = ones(4096, columns=64)
+    noise = sums_of((one - one.mean()) * rows, rows)
+
+    # The slope of 64 errors, in three of their standard errors.
+    assert slope_ratio(sums_of(other * rows, rows), noise, UNIT).value < 1
+    # A scale of the candidate makes its own errors alike, and is seen.
+    assert slope_ratio(sums_of((other + 0.1) * rows, rows), noise, UNIT).value > 10
+
+
 def test_slope_of_the_noise_run_does_not_count_against_the_candidate() -> None:
     biased = sums_of(0.01 * ones(4096), ones(4096))
 
