@@ -118,17 +118,16 @@ def find_input_limits(
 
 
 @torch.no_grad()
-def find_media(loaded: LoadedModel) -> Media:
-    """Return an input of a shape that the model takes, tried on the model in the order of likelihood.
+def find_media(loaded: LoadedModel) -> tuple[Media, ...]:
+    """Return an image, video or sound of a shape that the model takes, with the mask of patches that it names.
 
-    Raises: UsageError if it takes none of them.
+    All likely ones are tried on the model. Raises: UsageError if it takes none of them.
     """
     model: Any = loaded.model
     parameter = next(model.parameters())
     error: Exception | None = None
-    for shape in _likely_shapes(loaded.media_input, model):
-        media = Media(loaded.media_input, (1, *shape))
-        inputs = {media.name: media.values.to(parameter.device, parameter.dtype)}
+    for media in _likely_media(loaded.media_input, model):
+        inputs = on_model(join_media([media]), parameter)
         ids = torch.tensor([loaded.decoder_start or (1, 2, 3)], device=parameter.device)
         if loaded.decoder_start:
             inputs["decoder_input_ids"] = ids
@@ -143,6 +142,29 @@ def find_media(loaded: LoadedModel) -> Media:
     reason = f": {first_line(error)}" if error is not None else ""
     name = type(model).__name__
     raise UsageError(f"{name} takes {loaded.media_input} of a shape that is not known{reason}")
+
+
+def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
+    """Yield the tensors of one row of the argument `name`."""
+    for shape in _likely_shapes(name, model):
+        media = Media(name, (1, *shape))
+        if _PATCH_MASK in inspect.signature(model.forward).parameters:
+            yield media, _mask_patches(model, shape)
+        yield (media,)
+
+
+_PATCH_MASK = "bool_masked_pos"
+
+
+def _mask_patches(model: nn.Module, shape: Sequence[int]) -> Media:
+    """Return a mask, (1, patches) bool, of every third patch of an image or video, (..., H, W)."""
+    read = _Settings(model, ("vision_config", "encoder")).read
+    patch = read("patch_size") or 16
+    sides = patch if isinstance(patch, list | tuple) else (patch, patch)
+    num_patches = math.prod(size // side for size, side in zip(shape[-2:], sides, strict=True))
+    if len(shape) > 3:
+        num_patches *= shape[0] // (read("tubelet_size") or 1)
+    return Media.of_tensor(_PATCH_MASK, torch.arange(num_patches)[None] % 3 == 0)
 
 
 def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
@@ -404,15 +426,7 @@ def _likely_images(
         ]
         return
     plain = Media("pixel_values", (1, channels, height, width))
-    yield [(plain,)]
-    if "image_sizes" in arguments:
-        unit = patch * merge
-        sizes = [(2 * unit, 3 * unit), (4 * unit, unit)]
-        yield [
-            (replace(plain, shape=(1, channels, *size)), _numbers("image_sizes", size))
-            for size in sizes
-        ]
-        pinpoints = sorted(read("image_grid_pinpoints") or [], key=math.prod)
+    if "image_sizes" in arguments and (grids := read("image_grid_pinpoints")):
         yield [
             (
                 replace(
@@ -426,7 +440,15 @@ def _likely_images(
                 # Not quite as wide: a part of the image is padding.
                 _numbers("image_sizes", (high, wide - width // 4)),
             )
-            for high, wide in pinpoints[:2]
+            for high, wide in sorted(grids, key=math.prod)[:2]
+        ]
+    yield [(plain,)]
+    if "image_sizes" in arguments:
+        unit = patch * merge
+        sizes = [(2 * unit, 3 * unit), (4 * unit, unit)]
+        yield [
+            (replace(plain, shape=(1, channels, *size)), _numbers("image_sizes", size))
+            for size in sizes
         ]
     of_row = replace(plain, layout="row")
     if "pixel_attention_mask" in arguments:

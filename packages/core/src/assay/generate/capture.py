@@ -27,6 +27,7 @@ from assay.generate.golden import (
     attach_batch,
     attached_batches,
 )
+from assay.generate.other_uses import find_other_uses
 from assay.generate.passes import (
     RecordedChoices,
     RepeatedWork,
@@ -256,7 +257,10 @@ class _Capture:
             with self.progress.task("recording every module", self.num_tokens, "tokens"):
                 record(side, self.texts, self.tokens, watch, inputs.num_calls)
             watch.slots = slots
-        self.writer.attach_json(USAGE, watch.to_json())
+        usage = watch.to_json()
+        if watch.unread:
+            usage["other_uses"] = find_other_uses(side, self.works[0], watch.unread)
+        self.writer.attach_json(USAGE, usage)
 
     def _generate(self, side: Side, watch: UsageWatch) -> None:
         """Generate freely while `watch` observes, and attach tokens and outputs."""

@@ -178,7 +178,7 @@ def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
     model, tracer = side.loaded.model, ModuleTracer(watch)
     watch.add_parameters_of(model)
     # A mode around a compiled graph would make torch compile a different graph.
-    reading = nullcontext() if side.compiled or watch.root_only else watch.reading()
+    reading = nullcontext() if side.compiled or watch.root_only else watch.reading_everywhere()
     with tracer.attached(model, {""} if watch.root_only else None), reading:
         yield tracer
 
@@ -208,7 +208,7 @@ def accumulated_errors(side: Side, batch: Batch, trace: ReplayedTrace) -> dict[s
     tracer = ModuleTracer(meter)
     with tracer.attached(side.loaded.model), side.running(), side.choosing(work):
         work.begin(tracer)
-        generate(side.loaded, _first_call(work.batch))
+        generate(side.loaded, first_call(work.batch))
     return meter.relative_errors()
 
 
@@ -218,11 +218,11 @@ def find_pointwise(side: Side, work: Work) -> frozenset[str]:
     pointwise = PointwiseModules(tracer)
     # Entered last, as the innermost of two dispatch modes sees operations first.
     with tracer.attached(side.loaded.model), side.running(), pointwise:
-        generate(side.loaded, _first_call(work.batch))
+        generate(side.loaded, first_call(work.batch))
     return pointwise.paths
 
 
-def _first_call(batch: Batch) -> Batch:
+def first_call(batch: Batch) -> Batch:
     """Return the batch with at most one new token."""
     return replace(batch, max_new_tokens=min(1, batch.max_new_tokens))
 

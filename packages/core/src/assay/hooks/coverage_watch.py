@@ -48,7 +48,8 @@ class UsageWatch:
     _num_experts: dict[str, int] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
     """Modules whose further calls tell nothing new."""
-    _is_running: bool = False
+    _num_running: int = 0
+    """Open root calls, and contexts of `reading_everywhere`."""
     _reads: FunctionMode | None = None
 
     def add_parameters_of(self, model: nn.Module) -> None:
@@ -68,18 +69,26 @@ class UsageWatch:
         try:
             yield
         finally:
-            self._stop_reading()  # after a root call that ended by an exception
+            self._num_running = 0  # after a root call that ended by an exception
+            self._stop_reading()
+
+    @contextmanager
+    def reading_everywhere(self) -> Iterator[None]:
+        """Note, inside this context, the parameters that operations read: `generate` reads an image between calls."""
+        with self.reading():
+            self._start_reading()
+            yield
 
     def _start_reading(self) -> None:
-        """Watch the operations of a root call, unless all parameters have been read."""
-        names = {name for names in self._names.values() for name in names}
-        if self.read is not None and self._reads is None and not names <= self.read:
+        """Watch operations, unless all parameters have been read."""
+        self._num_running += 1
+        if self._reads is None and self.unread:
             self._reads = FunctionMode(self._call_function)
             self._reads.__enter__()  # type: ignore[no-untyped-call]
 
     def _stop_reading(self) -> None:
-        reads, self._reads = self._reads, None
-        if reads is not None:
+        if self._reads is not None and (not self._num_running or not self.unread):
+            reads, self._reads = self._reads, None
             reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _call_function(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
@@ -92,13 +101,12 @@ class UsageWatch:
         return result
 
     def _note_read(self, value: object) -> None:
-        if self.read is not None and self._is_running:
+        if self.read is not None and self._num_running:
             self.read.update(self._names.get(id(value), ()))
 
     def enter(self, active: ActiveCall) -> None:
         """Note the usage of a call."""
         if active.call.caller is None:
-            self._is_running = True
             self._start_reading()
             self._note_slots(active)
         if active.call.site.module not in self._settled:
@@ -134,12 +142,18 @@ class UsageWatch:
 
     def finish_root(self, active: ActiveCall) -> None:
         """Pass the call on."""
-        self._is_running = False
+        self._num_running -= 1
         self._stop_reading()
         self.handler.finish_root(active)
 
+    @property
+    def unread(self) -> set[str]:
+        """Return the parameters that no operation read; none if reads were not watched."""
+        names = {name for names in self._names.values() for name in names}
+        return set() if self.read is None else names - self.read
+
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of `assay.judge.coverage.Usage`."""
+        """Return the fields of `assay.judge.coverage.Usage` that a watch knows."""
         return {
             "parameters": self._owners,
             "called": sorted(self.called),

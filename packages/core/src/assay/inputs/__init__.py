@@ -22,6 +22,7 @@ from assay.inputs.planning import (
     BatchOptions,
     LengthRange,
     describe_hard_cases,
+    draw_media,
     insert_media,
     parse_lengths,
     plan_batches,
@@ -29,6 +30,6 @@ from assay.inputs.planning import (
 
 __all__ = [
     "LONG_LENGTH", "Batch", "BatchOptions", "InputPlan", "InsertedMedia", "LengthRange", "Media", "ModelLimits", "Prompt", "PromptLine", "built_in_texts",
-    "describe_hard_cases", "insert_media", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
+    "describe_hard_cases", "draw_media", "insert_media", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

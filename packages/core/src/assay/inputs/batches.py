@@ -158,8 +158,8 @@ class ModelLimits:
     can_generate: bool = True
     decoder_start: tuple[int, ...] = ()
     """First ids of a decoder that reads the prompt through an encoder."""
-    media: Media | None = None
-    """The image or sound of each row; None for a model of text."""
+    media: tuple[Media, ...] = ()
+    """The image or sound of each row, with its mask; empty for a model of text."""
     images: tuple[InsertedMedia, ...] = ()
     """Images or sounds of several sizes that a text may hold; empty for other models."""
     placeholders: tuple[int, ...] = ()

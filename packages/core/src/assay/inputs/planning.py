@@ -108,7 +108,7 @@ def plan_batches(
             numbers,
             limits.pad_token_id,
             new_tokens,
-            media=_draw_media(limits.media, options.seed, numbers),
+            media=draw_media(limits.media, options.seed, numbers),
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
@@ -211,13 +211,16 @@ def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
     return ids if limits.end_token_id is None else (*ids[:-1], limits.end_token_id)
 
 
-def _draw_media(
-    media: Media | None, seed: int, numbers: Sequence[int]
+def draw_media(
+    media: Sequence[Media], seed: int, numbers: Sequence[int]
 ) -> tuple[tuple[Media, ...], ...]:
     """Return an image or sound for each prompt; none for a model of text."""
-    if media is None:
+    if not media:
         return ()
-    return tuple((replace(media, seed=seed + number),) for number in numbers)
+    return tuple(
+        tuple(one if one.digest else replace(one, seed=seed + number) for one in media)
+        for number in numbers
+    )
 
 
 def _clipped(
@@ -312,7 +315,7 @@ def _long_batch(
         limits.pad_token_id,
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
-        media=_draw_media(limits.media, seed, (prompt_number,)),
+        media=draw_media(limits.media, seed, (prompt_number,)),
         decoder_start=limits.decoder_start,
     )
 

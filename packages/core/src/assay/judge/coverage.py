@@ -26,6 +26,9 @@ class Usage(Record):
     """Modules that were called."""
     read: list[str] | None = None
     """Parameters that operations read; null if reads were not watched."""
+    other_uses: dict[str, str] = Field(default_factory=dict)
+    """What parameters that no operation read are for: "in training", or "with" an argument that the model does
+    not name."""
     experts: dict[str, list[int]] = Field(default_factory=dict)
     """Token count of each expert, by the path of the expert group."""
     equal_rows: list[str] = Field(default_factory=list)
@@ -138,6 +141,8 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
         unused |= set(_unread(candidate, only_here - missing))
     missing = {name for name in missing if not set(_around(name)) & set(unrouted)}
     known = {*missing, *reference.experts}
+    others = {name: use for name, use in reference.other_uses.items() if name in unused}
+    unused -= others.keys()
     unused |= {name for name in parts.untouched if not known & set(_around(name))}
     coverage = Coverage(
         modules=len(reference.parameters),
@@ -147,6 +152,7 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
         not_run=sorted(missing),
         not_run_parts=_topmost(missing, owners),
         unused_parameters=sorted(unused),
+        other_uses=others,
         unrouted_experts=unrouted,
         equal_rows=reference.equal_rows,
         cache_slots=reference.cache_slots,
@@ -239,7 +245,11 @@ def notes_on_coverage(coverage: Coverage) -> list[str]:
 
 def _list_minor_gaps(coverage: Coverage) -> list[str]:
     """List parts that the inputs did not exercise and that do not count as gaps."""
-    gaps = []
+    uses = coverage.other_uses.values()
+    gaps = [
+        f"read only {use}: {name_some([name for name, one in coverage.other_uses.items() if one == use])}"
+        for use in dict.fromkeys(uses)
+    ]
     if coverage.equal_rows:
         names = {port.rpartition(".")[2] for port in coverage.equal_rows}
         gaps.append(f"the rows of {name_some(sorted(names))} never differed")

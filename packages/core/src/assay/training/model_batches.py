@@ -10,7 +10,7 @@ Shape legend: B rows, T positions, V tokens or classes.
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.inputs import Batch, ModelLimits, insert_media
+from assay.inputs import Batch, ModelLimits, draw_media, insert_media
 from assay.media import find_input_limits, find_processing, on_model
 from assay.models import LoadedModel
 from assay.models.config_files import first_line
@@ -146,13 +146,12 @@ class _Planner:
         if limits.end_token_id is not None:
             places = inputs["attention_mask"].cumsum(1).argmax(1, keepdim=True)
             inputs["input_ids"] = inputs["input_ids"].scatter(1, places, limits.end_token_id)
-        if limits.media is not None or limits.images:
+        if limits.media or limits.images:
             rows = [ids[mask != 0].tolist() for ids, mask in zip(*inputs.values(), strict=True)]
             ids = tuple(tuple(row) if limits.has_tokens else () for row in rows)
             numbers = tuple(number * len(_PLACES) + row for row in range(len(rows)))
-            own = () if limits.media is None else (limits.media,)
-            media = tuple(tuple(replace(a, seed=self.seed + one) for a in own) for one in numbers)
-            batch = Batch(0, ids, numbers, limits.pad_token_id, 0, media=media if own else ())
+            media = draw_media(limits.media, self.seed, numbers)
+            batch = Batch(0, ids, numbers, limits.pad_token_id, 0, media=media)
             inputs = insert_media(batch, limits, self.seed, _PLACES[: len(rows)]).inputs
         if self.loaded.decoder_start:
             shifted = nn.functional.pad(

@@ -11,6 +11,8 @@ from transformers import (
     Idefics3ForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
     MllamaConfig,
     MllamaForConditionalGeneration,
     PaliGemmaConfig,
@@ -83,6 +85,16 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             text_config={"model_type": "llama", **_TEXT},
             image_token_index=310,
             vision_feature_layer=-1,
+        ),
+    ),
+    "llava_next": (
+        LlavaNextForConditionalGeneration,
+        lambda: LlavaNextConfig(
+            vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
+            text_config={"model_type": "llama", **_TEXT},
+            image_token_index=310,
+            vision_feature_layer=-1,
+            image_grid_pinpoints=[[32, 64], [64, 32]],
         ),
     ),
     "qwen2_audio": (

@@ -11,10 +11,14 @@ from transformers import (
     ASTForAudioClassification,
     CLIPConfig,
     CLIPModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
     PreTrainedModel,
     SiglipVisionConfig,
     SiglipVisionModel,
     VideoMAEConfig,
+    VideoMAEForPreTraining,
     VideoMAEForVideoClassification,
     ViTConfig,
     ViTForImageClassification,
@@ -84,6 +88,11 @@ def transposed_convolution(model):
     weight.data = weight.data.flip(-1)
 
 
+def scaled_mask(model):
+    with torch.no_grad():
+        model.embeddings.mask_token.mul_(1.1)
+
+
 def rolled_cross_cache(model):
     decoder = model.get_decoder()
     forward = decoder.forward
@@ -150,32 +159,51 @@ def test_fault_in_the_images_is_found(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "config", "unused"),
+    ("kind", "config", "other_uses"),
     [
-        (SiglipVisionModel, SiglipVisionConfig(**LAYERS, **IMAGES), ()),
+        (SiglipVisionModel, SiglipVisionConfig(**LAYERS, **IMAGES), {}),
+        (VideoMAEForVideoClassification, VideoMAEConfig(num_frames=4, **LAYERS, **IMAGES), {}),
+        (VideoMAEForPreTraining, VideoMAEConfig(num_frames=4, **LAYERS, **IMAGES), {}),
+        (ASTForAudioClassification, ASTConfig(max_length=64, num_mel_bins=32, **LAYERS), {}),
         (
-            VideoMAEForVideoClassification,
-            VideoMAEConfig(num_frames=4, **LAYERS, **IMAGES),
-            (),
+            Wav2Vec2ForCTC,
+            Wav2Vec2Config(**LAYERS, **SOUNDS),
+            {"wav2vec2.masked_spec_embed": "in training"},
         ),
-        (ASTForAudioClassification, ASTConfig(max_length=64, num_mel_bins=32, **LAYERS), ()),
-        (Wav2Vec2ForCTC, Wav2Vec2Config(**LAYERS, **SOUNDS), ("*masked_spec_embed",)),
+        (Dinov2Model, Dinov2Config(**LAYERS, **IMAGES), {}),
+        (
+            Dinov2ForImageClassification,
+            Dinov2Config(**LAYERS, **IMAGES),
+            {"dinov2.embeddings.mask_token": "with bool_masked_pos"},
+        ),
     ],
 )
 def test_models_of_images_videos_and_sounds_pass(
     kind: type[PreTrainedModel],
     config: Any,
-    unused: tuple[str, ...],
+    other_uses: dict[str, str],
     assay: RunAssay,
     tmp_path: Path,
 ) -> None:
     model = save(tmp_path / "model", kind, config)
-    allowed = [word for glob in unused for word in ("--allow-unused", glob)]
 
-    run = assay("check", "generate", model, *RUNS, *allowed)
+    run = assay("check", "generate", model, *RUNS)
 
     assert run.code == 0, run.stdout
     assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
+    coverage = run.verdict["coverage"]
+    assert (coverage["unused_parameters"], coverage["other_uses"]) == ([], other_uses)
+
+
+@pytest.mark.long
+def test_wrong_vector_of_masked_patches_is_found(assay: RunAssay, tmp_path: Path) -> None:
+    model = save(tmp_path / "model", Dinov2Model, Dinov2Config(**LAYERS, **IMAGES))
+    setup = f"{model / 'plants.py'}:scaled_mask"
+
+    run = assay("check", "generate", model, *RUNS, "--candidate-setup", setup)
+
+    assert run.code == 1, run.stdout
+    assert run.verdict["location"]["module"] == "embeddings"
 
 
 @pytest.mark.long

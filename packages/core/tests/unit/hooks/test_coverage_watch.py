@@ -109,6 +109,19 @@ def test_reads_outside_of_a_forward_pass_do_not_count() -> None:
     assert used["read"] == []
 
 
+def test_reads_between_calls_of_a_generation_count() -> None:
+    model, watch = Looking(lambda weight: weight.dtype), UsageWatch(NullHandler())
+    watch.add_parameters_of(model)
+
+    with ModuleTracer(watch).attached(model), watch.reading_everywhere():
+        model(torch.ones(1, 4))
+        names = watch.unread
+        torch.stack(list(model.parameters()))
+
+    assert names
+    assert (watch.unread, watch.read) == (set(), names)
+
+
 def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:
     class Router(nn.Module):
         def forward(self, tokens: Tensor, bias: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def lengths_of(planned: InputPlan) -> list[list[int]]:
 
 def test_texts_next_to_images_end_with_the_end_token() -> None:
     limits = dataclasses.replace(
-        LIMITS, can_generate=False, media=Media("pixel_values", (1, 3, 8, 8)), end_token_id=259
+        LIMITS, can_generate=False, media=(Media("pixel_values", (1, 3, 8, 8)),), end_token_id=259
     )
 
     planned = plan(limits)
@@ -51,7 +51,7 @@ def test_images_alone_have_batches_without_ids() -> None:
     limits = ModelLimits(
         vocab_size=0,
         can_generate=False,
-        media=Media("pixel_values", (1, 3, 8, 8)),
+        media=(Media("pixel_values", (1, 3, 8, 8)),),
         has_tokens=False,
     )
 

@@ -55,6 +55,22 @@ def test_what_never_ran_is_named_by_its_topmost_module() -> None:
     )
 
 
+def test_a_parameter_for_another_use_is_told_and_is_no_gap() -> None:
+    uses = {
+        "head.weight": "in training",
+        "embed.weight": "in training",
+        "layers.0.weight": "with a",
+    }
+    reference = usage(*PATHS, read=["layers.0.weight"], other_uses=uses)
+
+    found = coverage(reference)
+
+    assert found.other_uses == {"head.weight": "in training", "embed.weight": "in training"}
+    assert "visual.merger.weight" in found.unused_parameters
+    assert not {*uses} & {*found.gaps}
+    assert describe_coverage(found).endswith("read only in training: head.weight, embed.weight")
+
+
 def test_a_part_of_which_something_ran_is_named_by_what_did_not() -> None:
     ran = usage("embed", "layers.0", "head", "visual.merger")
 

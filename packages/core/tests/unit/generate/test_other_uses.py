@@ -1,0 +1,63 @@
+"""What parameters are for that no run reads."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.devices.registry import open_device
+from assay.generate.other_uses import find_other_uses
+from assay.generate.passes import Side, whole_batches
+from assay.inputs import Batch
+from assay.models import LoadedModel, load_model
+
+
+class Embeddings(nn.Module):
+    """Its mask is for an argument, its noise for training, and nothing reads its spare."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.mask, self.noise, self.spare = (nn.Parameter(torch.ones(1)) for _ in range(3))
+
+    def forward(self, input_ids: Tensor, masked: Tensor | None = None) -> Tensor:
+        hidden: Tensor = self.inner(input_ids)
+        if masked is not None:
+            hidden = torch.where(masked[..., None], self.mask, hidden)
+        return hidden + self.noise if self.training else hidden
+
+
+NAMES = [f"model.embed_tokens.{name}" for name in ("mask", "noise", "spare")]
+
+
+@pytest.fixture
+def loaded() -> LoadedModel:
+    loaded = load_model("micro:llama?trained=0", dtype="float32", attention="eager")
+    model = loaded.model.model
+    model.embed_tokens = Embeddings(model.embed_tokens)  # type: ignore[union-attr,operator]
+    loaded.model.eval()
+    return loaded
+
+
+def test_uses_in_training_and_for_an_argument_are_told(loaded: LoadedModel, batch: Batch) -> None:
+    side = Side(loaded, open_device("cpu"))
+    (work,) = whole_batches([batch])
+    state = torch.get_rng_state()
+
+    uses = find_other_uses(side, work, NAMES)
+
+    assert uses == {NAMES[0]: "with masked", NAMES[1]: "in training"}
+    assert not loaded.model.get_submodule("model.embed_tokens").training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_argument_that_the_model_names_is_no_excuse(loaded: LoadedModel, batch: Batch) -> None:
+    class Naming(type(loaded.model)):  # type: ignore[misc]
+        def forward(self, *args: object, masked: Tensor | None = None, **kwargs: object) -> object:
+            return super().forward(*args, **kwargs)
+
+    loaded.model.__class__ = Naming
+    side = Side(replace(loaded, model=loaded.model), open_device("cpu"))
+
+    assert NAMES[0] not in find_other_uses(side, whole_batches([batch])[0], NAMES)
