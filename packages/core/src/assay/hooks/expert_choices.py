@@ -99,11 +99,11 @@ class ChoiceTracer(NullHandler):
         result = func(*args, **kwargs)
         if func in _SELECTING or func in _MAXIMIZING:
             scores = args[0] if args else kwargs.get("input")
-            if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
+            if isinstance(scores, Tensor) and scores.ndim > 1 and scores.is_floating_point():
                 count = 1
                 if func in _SELECTING:
                     count = int(args[1] if len(args) > 1 else kwargs["k"])
-                self._selections.append(Selection(scores.detach(), count))
+                self._selections.append(Selection(scores.detach().flatten(0, -2), count))
         return result
 
     def _is_watched(self, active: ActiveCall) -> bool:

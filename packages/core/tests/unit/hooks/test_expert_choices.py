@@ -62,6 +62,22 @@ def test_choice_has_the_scores_of_its_selections() -> None:
     assert torch.equal(first.indices, scores.topk(2).indices)
 
 
+def test_scores_of_each_token_of_each_row_are_scores_of_tokens() -> None:
+    class Deep(Block):
+        def forward(self, input_ids: Tensor) -> Any:
+            tokens = input_ids.float()
+            weights, indices = self.gate(tokens[None]).topk(2)
+            return self.experts(tokens, indices[0], weights=weights[0])
+
+    watch, block = Watch(), Deep()
+
+    with ChoiceTracer(watch.choose).attached(block), torch.no_grad():
+        block(IDS)
+
+    (selection,) = watch.seen[0].selections
+    assert torch.equal(selection.scores, block.gate(IDS.float()))
+
+
 def test_experts_get_the_handler_s_choice() -> None:
     block = Block()
     indices, weights = torch.full((3, 2), 3), torch.ones(3, 2)
