@@ -414,6 +414,16 @@ def _likely_images(
                 for high, wide in sizes
             ]
         return
+    if "target_sizes" in arguments:
+        sizes = [(8, 12), (16, 8)]  # a tower that merges twice needs multiples of four
+        yield [
+            (
+                Media("pixel_values", (1, channels, patch, high * wide * patch), layout="strip"),
+                _numbers("target_sizes", (high, wide)),
+            )
+            for high, wide in sizes
+        ]
+        return
     if "spatial_shapes" in arguments:
         unit = read("downsample_factor") or 2
         yield [

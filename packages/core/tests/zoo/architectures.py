@@ -29,13 +29,14 @@ _SIZES = (
     (r".*experts_per_tok|moe_k|.*top_?k(_experts)?", 2),
     (r"(num|n)_.*experts|moe_num_experts", 4),
     (r"n_group|topk_group", 1),
-    (r".*(hidden|embed|embedding|model|projection|width)_?(size|dim|embd)?|d_model|n_embd|dim", 64),
+    (r".*(hidden|embed|embedding|model|projection|width|output)_?(size|dim|embd)?|d_model|n_embd|dim", 64),
     (r"image_size", 32),
     (r"patch_size", 8),
     (r"mm_tokens_per_image", 4),
     (r".*(codebook|bins)_size", 64),
 )  # fmt: skip
 _TOKENS = re.compile(r".*token_(id|index)")
+_MEDIA_TOKENS = re.compile(r"(image|video|audio)_token_(id|index)")
 # With the usual range of 0.02 a narrow model hardly depends on its tokens.
 # The last layers of a tower are those of a tower of two layers.
 _REPLACED = {
@@ -138,6 +139,7 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     """Yield settings that make a configuration small, with fewer changes from one to the next."""
     reduced = reduce_settings(config_class)
     yield reduced
+    yield {**reduced, "pad_token_id": 0}  # some have none, and need it
     # Two layers may lack a kind of layer that the code expects.
     yield _with_layers(reduced, 4)
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
@@ -167,7 +169,9 @@ def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
         part = vars(config).get(name)
         if hasattr(part, "to_dict"):
             settings[name] = {"model_type": part.model_type, **reduce_settings(type(part))}
-        elif _TOKENS.fullmatch(name) and type(value) is int:
+        elif (_TOKENS.fullmatch(name) and type(value) is int) or (
+            _MEDIA_TOKENS.fullmatch(name) and value is None
+        ):
             settings[name] = _FIRST_TOKENS.get(name, num_tokens)
             num_tokens += name not in _FIRST_TOKENS
         else:

@@ -62,8 +62,9 @@ class Media:
     """A tensor in place of values from the seed."""
     digest: str = ""
     """The hash of `given`; "" without it."""
-    layout: Literal["batch", "row", "token"] = "batch"
-    """First dims of the argument: all images of the batch, images by text, or tokens by text."""
+    layout: Literal["batch", "strip", "row", "token"] = "batch"
+    """First dims of the argument: all images of the batch, images by text, or tokens by text. The images of a
+    "strip" lie side by side along its last dim."""
 
     @classmethod
     def of_tensor(cls, name: str, tensor: "torch.Tensor", layout: Any = "batch") -> Self:  # noqa: ANN401 - a literal
@@ -123,6 +124,9 @@ def join_media(
     joined = {}
     for name, of_rows in found.items():
         parts = [part for row in of_rows for part in row]
+        if layouts[name] == "strip":
+            joined[name] = torch.cat(parts, -1)
+            continue
         size = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
         padded = [[_pad_to(part, [len(part), *size]) for part in row] for row in of_rows]
         if layouts[name] == "batch":

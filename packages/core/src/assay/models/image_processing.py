@@ -13,7 +13,7 @@ from assay.models.transformers_calls import quiet_transformers
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
-Layout = Literal["batch", "row", "token"]
+Layout = Literal["batch", "strip", "row", "token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,19 @@ class ImageProcessing:
     def __init__(self, processor: Any, placeholder: int) -> None:  # noqa: ANN401 - of transformers
         self._processor = processor
         self._tokenizer = processor.tokenizer
-        self._has_rows: frozenset[str] = frozenset()
         names = ("boi_token", "image_token")  # Gemma's image token is not one of its texts
         tokens = [getattr(processor, name, None) for name in names]
         found = [str(one) for one in tokens if one and self._reads_as(str(one), placeholder)]
         if not found:
             raise UsageError("its image token is not that of the model")
         self.token = found[0]
+        one = self._call(self.token, [_gray()])
         two = self._call(2 * self.token, [_gray(), _gray()])
+        self._are_strips = frozenset(
+            name
+            for name, value in two.items()
+            if value.ndim == 4 and value.shape == (*one[name].shape[:3], 2 * one[name].shape[3])
+        )
         # Otherwise the first dim counts at least two images.
         self._has_rows = frozenset(name for name, value in two.items() if value.shape[0] == 1)
 
@@ -56,14 +61,19 @@ class ImageProcessing:
         values.pop("attention_mask", None)
         layouts: dict[str, Layout] = {}
         for name, value in values.items():
-            if name in self._has_rows:
+            if name in self._are_strips:
+                layouts[name] = "strip"
+            elif name in self._has_rows:
                 is_of_tokens = value.ndim > 1 and value.shape[1] == len(ids)
                 layouts[name] = "token" if is_of_tokens else "row"
             else:
                 layouts[name] = "batch"
         return EncodedText(
             ids,
-            {name: one if layouts[name] == "batch" else one[0] for name, one in values.items()},
+            {
+                name: one if layouts[name] in ("batch", "strip") else one[0]
+                for name, one in values.items()
+            },
             layouts,
         )
 

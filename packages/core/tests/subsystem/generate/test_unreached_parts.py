@@ -1,5 +1,6 @@
 """A part that text does not reach: NOT_COMPARED with its name, whatever its code does."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def unreached(request: pytest.FixtureRequest) -> UnreachedModel:
     return UNREACHED[request.param]
 
 
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Texts without the images that built-in ones hold."""
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": one * 4}) for one in ("To be. ", "Or not to be. ", "A question. ")]
+    path.write_text("\n".join(lines))
+    return path
+
+
 def plant(folder: Path, text: str, name: str) -> str:
     path = folder / "plant.py"
     path.write_text(text)
@@ -77,7 +87,7 @@ def plant(folder: Path, text: str, name: str) -> str:
 
 @pytest.mark.long
 def test_a_fault_in_an_unreached_part_is_no_pass(
-    unreached: UnreachedModel, assay: RunAssay, tmp_path: Path
+    unreached: UnreachedModel, texts: Path, assay: RunAssay, tmp_path: Path
 ) -> None:
     model = unreached.save(tmp_path / "model")
     setup = plant(tmp_path, EXPERT_PLANT, "zeroed")
@@ -85,7 +95,7 @@ def test_a_fault_in_an_unreached_part_is_no_pass(
         setup = plant(
             tmp_path, PLANT.format(name="wrong_part", parts=unreached.parts), "wrong_part"
         )
-    options = ("--candidate-setup", setup, *SHORT)
+    options = ("--candidate-setup", setup, "--prompts", texts, *SHORT)
 
     unsure = assay("check", "generate", model, *RUNS, *options)
     allowed = [word for glob in unreached.globs for word in ("--allow-unused", glob)]
@@ -104,12 +114,13 @@ def test_a_fault_in_an_unreached_part_is_no_pass(
 
 @pytest.mark.long
 def test_swapped_position_sections_are_told_where_all_rows_are_equal(
-    assay: RunAssay, tmp_path: Path
+    texts: Path, assay: RunAssay, tmp_path: Path
 ) -> None:
     model = UNREACHED["qwen2_vl"].save(tmp_path / "model")
     setup = plant(tmp_path, SECTIONS_PLANT, "swapped")
+    options = ("--candidate-setup", setup, "--prompts", texts, *SHORT)
 
-    run = assay("check", "generate", model, *RUNS, "--candidate-setup", setup, *SHORT)
+    run = assay("check", "generate", model, *RUNS, *options)
 
     assert run.code == 3
     assert "the rows of position_ids never differed" in run.stdout

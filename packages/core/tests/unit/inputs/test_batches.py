@@ -259,6 +259,19 @@ def test_images_follow_from_their_seeds() -> None:
     assert not torch.equal(images[0], images[1])
 
 
+def test_images_of_a_strip_lie_side_by_side() -> None:
+    media = tuple(
+        (Media("pixel_values", (1, 3, 2, width), width, layout="strip"),) for width in (12, 8)
+    )
+    batch = Batch(0, ((5,), (6,)), (0, 1), 0, 0, media=media)
+
+    strip = batch.inputs["pixel_values"]
+
+    assert strip.shape == (1, 3, 2, 20)
+    for (one,), part in zip(media, strip.split([12, 8], dim=-1), strict=True):
+        assert torch.equal(one.values, part)
+
+
 def test_rows_of_images_are_padded_with_zeros() -> None:
     wide = Media("pixel_values", (1, 2, 3), numbers=(7,), layout="row")
     high = Media("pixel_values", (1, 4, 1), numbers=(8,), layout="row")
