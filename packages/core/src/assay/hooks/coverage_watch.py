@@ -137,7 +137,10 @@ class UsageWatch:
             self._settled.add(path)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Pass the call on."""
+        """Note the parameters that the call returns, and pass it on."""
+        if self._reads is not None:
+            for _, tensor in iterate_tensors(output, ""):
+                self._note_read(tensor)  # the caller gets a copy
         return self.handler.leave(active, output)
 
     def finish_root(self, active: ActiveCall) -> None:

@@ -89,11 +89,17 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
     """Return True if the tensor at `port` only states which keys each query may see.
 
     Its last axes are queries and keys; before them may be heads, or streams of one text. An additive mask
-    contains zeros and lowest numbers only; biases by distance are values.
+    contains lowest numbers and one other number only, mostly 0; biases by distance are values.
     """
     if not _is_named_mask(port) or expected.ndim < _PAIRS_NDIM:
         return False
-    return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
+    if not expected.is_floating_point():
+        return True
+    allowed_BxTS = allowed(expected)
+    least, most = (expected.where(allowed_BxTS, bound) for bound in (math.inf, -math.inf))
+    # Without a lowest number, ones are a mask to multiply with.
+    only = expected.new_zeros(()) if bool(allowed_BxTS.all()) else most.amax()
+    return bool(least.amin() >= only >= most.amax())
 
 
 def is_unnamed_mask(value: Tensor) -> bool:

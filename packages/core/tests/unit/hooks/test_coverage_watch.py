@@ -139,6 +139,29 @@ def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:
     assert usage_of(Block(), lambda block: block(torch.ones(1, 4)))["read"] == ["bias"]
 
 
+def test_a_parameter_that_a_module_returns_is_read() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(4))
+
+        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return tokens, self.bias
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            hidden: Tensor = self.attention(input_ids)[0]
+            return hidden
+
+    used = usage_of(Layer(), lambda layer: layer(torch.ones(1, 4)))
+
+    assert used["read"] == ["attention.bias"]
+
+
 def test_a_call_with_only_empty_tensors_does_not_count() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:

@@ -235,14 +235,22 @@ def test_mask_is_recognised_by_name_and_shape(
     assert is_attention_mask(port, torch.zeros(shape)) is expected
 
 
+def test_one_number_for_all_allowed_pairs_is_a_mask() -> None:
+    # EoMT adds 1 to the scores of all keys that a query sees.
+    mask = torch.ones(1, 1, 3, 3).masked_fill(~CAUSAL, torch.finfo(torch.float32).min)
+
+    assert is_attention_mask("input.attention_mask", mask)
+
+
 @pytest.mark.parametrize(
     "biases",
     [
         -0.5 * torch.arange(9.0).reshape(1, 1, 3, 3),
         torch.zeros(1, 1, 3, 3).masked_fill(~CAUSAL, -10_000.0),
         torch.rand(1, 1, 3, 3),
+        torch.ones(1, 1, 3, 3),
     ],
-    ids=["distances", "a mask of -10,000", "positive"],
+    ids=["distances", "a mask of -10,000", "positive", "a factor"],
 )
 def test_values_that_are_no_mask_are_compared_as_values(biases: Tensor) -> None:
     # By what they allow they would all be the same, and would be replaced by zeros.
