@@ -33,13 +33,11 @@ _NOTHING_SHOWN = "<!-- -->"
 # Source: OWASP, "CSV Injection".
 _FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
-_LONGEST_QUOTE = 300
 
-
-def shorten(text: object) -> str:
-    """Put text into one line of at most 300 characters, for a message that quotes it."""
+def shorten(text: object, longest: int = 300) -> str:
+    """Put text into one line of at most `longest` characters, for a message that quotes it."""
     line = " ".join(str(text).split())
-    return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}..."
+    return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def escape_controls(text: str) -> str:

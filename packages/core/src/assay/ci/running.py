@@ -16,7 +16,7 @@ from assay.foreign_text import escape_markdown, markdown_block, markdown_code
 from assay.output.streams import print_error
 from assay.report.junit import Case, Problem, Suite, make_suite, render_junit
 from assay.report.page.html import write_index
-from assay.report.run_report import Report, read_report
+from assay.report.run_report import Report, read_report, shown_path
 from assay.report.text_formats import render_markdown_of
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
@@ -80,7 +80,7 @@ def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> J
 
 def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     own = folder / step.name
-    words = step.words_in(folder)
+    words = step.words_in(Path(shown_path(folder, root.resolve())))
     print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
     started = time.monotonic()
     command = [sys.executable, "-m", "assay.cli", *words, "--output", str(own)]
@@ -125,12 +125,14 @@ def write_job(job: JobResult, folder: Path) -> str:
     if reports:
         write_index(reports, folder)
     write_whole(folder / JUNIT_FILE, render_junit(_list_suites(job, reports, folder)))
-    summary = "\n\n".join(_summarize(job, reports, unreadable)) + "\n"
+    summary = "\n\n".join(_summarize(job, reports, unreadable, folder)) + "\n"
     write_whole(folder / SUMMARY_FILE, summary)
     return summary
 
 
-def _summarize(job: JobResult, reports: list[Report], unreadable: list[str]) -> Iterator[str]:
+def _summarize(
+    job: JobResult, reports: list[Report], unreadable: list[str], folder: Path
+) -> Iterator[str]:
     """Yield blocks of Markdown: each command's result, how to repeat failures, and all reports."""
     left = _describe_unchecked(sum(result.num_unchecked for result in job.results))
     yield f"# {escape_markdown(job.target)}: {_WORDS[job.exit_code]}{left}"
@@ -147,7 +149,7 @@ def _summarize(job: JobResult, reports: list[Report], unreadable: list[str]) -> 
         yield "To repeat what does not pass:\n\n" + markdown_block(commands)
     yield from unreadable
     if reports:
-        yield render_markdown_of(reports).rstrip()
+        yield render_markdown_of(reports, folder).rstrip()
 
 
 def _describe_unchecked(count: int) -> str:

@@ -1,13 +1,14 @@
 """The content of a report, selected and ordered for all formats."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.errors import assay_command
-from assay.foreign_text import one_line
+from assay.errors import assay_command, name_some
+from assay.foreign_text import one_line, shorten
 from assay.judge.explain import (
     DecidingRows,
     Explanation,
@@ -38,6 +39,8 @@ _SHOWN_ELSEWHERE = {
 
 # The commands whose failures `assay reproduce` takes.
 _REPRODUCED = (("check", "generate"), ("check", "train"))
+
+_LONGEST_CELL = 120
 
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
@@ -181,7 +184,7 @@ class Report:
 
     @property
     def index_cells(self) -> dict[str, str]:
-        """Return the line of this run in a table of runs, by column."""
+        """Return the line of this run in a table of runs, by column. Long texts are cut: its message has them."""
         verdict, judged = self.verdict, ""
         what = self.what_decided
         if verdict.verdict is Outcome.NOT_COMPARED or not what:
@@ -193,7 +196,7 @@ class Report:
             "folder": one_line(str(self.folder)),
             "run": describe_sides(verdict),
             "where": describe_place(verdict.location) if verdict.location else "",
-            "what": what,
+            "what": shorten(what, _LONGEST_CELL),
             "ratio / limit": judged,
         }
 
@@ -275,6 +278,37 @@ def read_report(folder: Path) -> Report:
     verdict = read_verdict(folder)
     measurements, complaints = read_measurements(folder)
     return Report(folder, verdict, measurements, tuple(complaints))
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A line in a table of runs: those whose results read the same."""
+
+    reports: list[Report]
+    base: Path
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """Return the line in every format, by column."""
+        lines = [report.index_cells for report in self.reports]
+        folders = [one_line(shown_path(report.folder, self.base)) for report in self.reports]
+        runs = [line["run"] for line in lines]
+        return lines[0] | {"folder": name_some(folders, 1), "run": name_some(runs, 1)}
+
+
+def list_runs(reports: Iterable[Report], base: Path = Path()) -> list[RunLine]:
+    """Return the lines of a table of runs. base: as in `shown_path`."""
+    alike: dict[tuple[str | None, ...], list[Report]] = {}
+    for report in reports:
+        cells = report.index_cells
+        result = [cells[name] for name in cells if name not in ("folder", "run")]
+        alike.setdefault((report.verdict.diagnosis, *result), []).append(report)
+    return [RunLine(members, base) for members in alike.values()]
+
+
+def shown_path(path: Path, base: Path) -> str:
+    """Return a path relative to `base` if it is inside, else unchanged."""
+    return str(path.relative_to(base) if path.is_relative_to(base) else path)
 
 
 def _flatten(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from assay.foreign_text import escape_markdown, markdown_block, one_line
 from assay.judge.explain import describe_resolution
 from assay.judge.wording import OUTCOME_SIGNS, describe_counts
-from assay.report.run_report import NUMERIC_COLUMNS, Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report, list_runs
 from assay.verdicts import Outcome
 
 # Colors that also differ in brightness, in addition to the word.
@@ -39,12 +39,13 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 
 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
-    """Print one line for each of several runs, and `html`, the path of their index."""
+    """Print a table of several runs, and `html`, the path of their index."""
     if not console.is_terminal:
         console.width = _UNLIMITED
-    verdicts = [report.verdict.verdict for report in reports]
-    console.print(Text(describe_counts(verdicts)))
-    console.print(_table([report.index_cells for report in reports], verdicts))
+    lines = list_runs(reports)
+    console.print(Text(describe_counts([report.verdict.verdict for report in reports])))
+    verdicts = [line.reports[0].verdict.verdict for line in lines]
+    console.print(_table([line.cells for line in lines], verdicts))
     console.print(Text(f"report: {html}"), soft_wrap=True)
 
 
@@ -125,12 +126,27 @@ def render_markdown(report: Report) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def render_markdown_of(reports: list[Report]) -> str:
-    """Return the summaries of all `reports`, after a table of them if there are several."""
-    texts = [render_markdown(report) for report in reports]
-    if len(reports) > 1:
-        texts.insert(0, _markdown_table([report.index_cells for report in reports]) + "\n")
+def render_markdown_of(reports: list[Report], base: Path = Path()) -> str:
+    """Return the summaries of `reports`. Several follow a table, and only the first failure of a line is unfolded.
+
+    base: folders inside it are named relative to it.
+    """
+    if len(reports) == 1:
+        return render_markdown(reports[0])
+    lines = list_runs(reports, base)
+    texts = [_markdown_table([line.cells for line in lines]) + "\n"]
+    for line in lines:
+        for report in line.reports:
+            text = render_markdown(report)
+            is_first = report is line.reports[0]
+            is_shown = is_first and report.verdict.verdict is not Outcome.PASS
+            texts.append(text if is_shown else _fold(text))
     return "\n".join(texts)
+
+
+def _fold(text: str) -> str:
+    title, _, rest = text.removeprefix("## ").partition("\n")
+    return f"<details><summary>{title}</summary>\n{rest}\n</details>\n"
 
 
 def _markdown_table(lines: list[dict[str, str]]) -> str:

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from assay.report.page.html import render_index
 from assay.report.run_report import Report, read_report
-from assay.report.text_formats import print_index, print_report, render_markdown
+from assay.report.text_formats import (
+    print_index,
+    print_report,
+    render_markdown,
+    render_markdown_of,
+)
 from assay.verdicts import Level, Outcome, Unmatched, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
@@ -201,6 +207,35 @@ def test_several_runs_are_listed_in_one_table() -> None:
         f"PASS          runs/2  {nobody}",
         "report: runs/3/index.html",
     ]
+
+
+@pytest.fixture
+def refused() -> list[Report]:
+    """Fourteen runs that were refused for one long reason, and one that was not."""
+    reason = "a package is absent: " + "install it " * 30
+    level = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+    verdict = Verdict(verdict=Outcome.NOT_COMPARED, levels={"run": level})
+    reports = [Report(Path(f"/home/me/job/cases/{number}"), verdict) for number in range(14)]
+    return [*reports, Report(Path("/elsewhere/2"), Verdict(verdict=Outcome.PASS, compared=1))]
+
+
+def test_runs_with_equal_results_share_a_line(refused: list[Report]) -> None:
+    nobody = "the model on the candidate against the reference"
+    table, _, rest = render_markdown_of(refused, Path("/home/me/job")).partition("\n\n")
+    _, _, first, second = table.splitlines()
+    words = f"run: a package is absent: {'install it ' * 30}"[:120]
+    assert (
+        first == f"| NOT_COMPARED | cases/0 and 13 more | {nobody} and 13 more |  | {words}... |  |"
+    )
+    assert second == f"| PASS | /elsewhere/2 | {nobody} |  |  |  |"
+    assert rest.count("## ") == 1
+    assert f"<details><summary>✓ PASS: {nobody}</summary>" in rest  # a PASS is folded
+
+
+def test_the_page_of_runs_names_folders_from_its_own(refused: list[Report]) -> None:
+    page = render_index(refused, {}, Path("/home/me/job"))
+    assert "/home/me" not in page
+    assert "<summary>and 13 more</summary>cases/1<br>" in page
 
 
 def test_failure_is_summarised_whole() -> None:

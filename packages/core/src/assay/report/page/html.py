@@ -23,7 +23,7 @@ from assay.report.page.pictures import (
     pack_data,
 )
 from assay.report.page.tables import MAX_ROWS, draw_ranks, draw_table, draw_tree, is_over_limit
-from assay.report.run_report import NUMERIC_COLUMNS, Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report, list_runs, shown_path
 from assay.runs.folders import RunFolder
 from assay.statistics import CURVES
 
@@ -59,9 +59,15 @@ def render_first_screen(report: Report) -> str:
     return _render("first_screen.html.j2", report=report)
 
 
-def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
-    """Render one page for several runs. link_of: addresses of their pages, by folder."""
-    return _render("index.html.j2", reports=reports, link_of=link_of)
+def render_index(reports: list[Report], link_of: dict[Path, str], base: Path = Path()) -> str:
+    """Render one page for several runs, in which folders inside `base` are relative to it.
+
+    link_of: addresses of their pages, by folder.
+    """
+    lines = list_runs(reports, base)
+    ordered = [report for line in lines for report in line.reports]
+    shown = {report.folder: shown_path(report.folder, base) for report in reports}
+    return _render("index.html.j2", lines=lines, reports=ordered, link_of=link_of, shown=shown)
 
 
 def render_page(template: Path, **context: object) -> str:
@@ -152,7 +158,7 @@ def write_index(reports: list[Report], folder: Path) -> Path:
         page = publish_one(report)
         link_of[report.folder] = quote(Path(os.path.relpath(page, folder)).as_posix())
     worst_first = sorted(reports, key=lambda report: -report.verdict.verdict.severity)
-    return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of))
+    return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of, folder))
 
 
 # GitHub rejects a job summary of more than 1 MiB.
