@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import name_some
+from assay.errors import name_alike
 from assay.judge.levels import LevelResult, conclude, failed
 from assay.verdicts import Diagnosis, Location
 
@@ -47,7 +47,7 @@ def failed_update(
 ) -> LevelResult:
     """Return a level that failed for the parameters `names`, which `reason` counts."""
     location = Location(phase="optimizer", parameter=names[0], **place)
-    return failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
+    return failed(compared, f"{reason}: {name_alike(names)}", diagnosis, location)
 
 
 def differing_keys(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:

@@ -26,6 +26,8 @@ DataLevel = Literal[
 ]
 LEVELS: tuple[DataLevel, ...] = get_args(DataLevel)
 
+_MOST_NAMED = 3
+
 
 class RaisedError(UsageError):
     """A function of a user or library that raised an exception or returned a malformed result."""
@@ -33,6 +35,10 @@ class RaisedError(UsageError):
 
 class DeclinedError(RaisedError):
     """A case that the code declined by NotImplementedError."""
+
+    def __init__(self, case: str, reason: str) -> None:
+        super().__init__(f"declines {case} ({reason})")
+        self.case, self.reason = case, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Subject:
         except AssayError:
             raise
         except NotImplementedError as error:
-            raise DeclinedError(f"{self.name} declines {case} ({error})") from error
+            raise DeclinedError(case, str(error) or type(error).__name__) from error
         except (Exception, SystemExit) as error:
             lines = [f"{self.name} raised {raised_in_words(error)}", f"for {case}", hint]
             raise RaisedError("\n  ".join(filter(None, lines))) from error
@@ -141,11 +147,18 @@ class SubjectReport(Record):
         if text not in self.notes:
             self.notes.append(text)
 
-    def waive_untried(self, why: str) -> None:
-        """Drop untried properties from the promised ones, and note why."""
-        for name in self.untried:
+    def waive_untried(self, declined: Sequence[DeclinedError]) -> None:
+        """Drop untried properties from the promised ones. Note them, and the declined cases by reason."""
+        by_reason: dict[str, list[str]] = {}
+        for error in declined:
+            by_reason.setdefault(error.reason, []).append(error.case)
+        for reason, cases in by_reason.items():
+            more = f"; and {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
+            number = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+            self.note(f"declines {number} ({reason}): {'; '.join(cases[:_MOST_NAMED])}{more}")
+        for name in self.untried if declined else ():
             del self.cases[name]
-            self.note(f"not tried because {why}: {name}")
+            self.note(f"not tried because all plans for it are declined: {name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +254,11 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         question = {"question": QUESTIONS[name]}
         levels[name].level = levels[name].level.model_copy(update=question)
     failed = [name for name in LEVELS if levels[name].level.verdict is Outcome.FAIL]
-    notes = [
-        f"{check.report.subject}: {note}" for check in answer.checks for note in check.report.notes
-    ]
+    subjects_of: dict[str, list[str]] = {}
+    for report in (check.report for check in answer.checks):
+        for note in report.notes:
+            subjects_of.setdefault(note, []).append(report.subject)
+    notes = [f"{', '.join(subjects)}: {note}" for note, subjects in subjects_of.items()]
     own = list(dict.fromkeys(request.own_code.values()))
     return conclude(
         levels,

@@ -195,7 +195,7 @@ def judge_updates(cycle: Cycle) -> LevelResult:
     if other := sorted(last.hashes.keys() ^ start.keys()):
         reason = f"parameters differ from the model's: {name_some(other)}"
         return failed(len(last.hashes), reason, "weight-mismatch")
-    found = _judge_movement(last, start, frozen, "trainable tensors")
+    found = _judge_movement(last, start, frozen, "tensors outside of `frozen`")
     return found or passed(len(last.hashes), frozen=len(frozen))
 
 
@@ -239,7 +239,11 @@ def _judge_movement(
 def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
     compared = len(last.hashes)
     if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
-        reason = f"{len(empty)} of {compared} tensors of the adapter are still zero"
+        total = sum(_STARTS_AT_ZERO in name for name in last.hashes)
+        reason = (
+            f"{len(empty)} of {total} {_STARTS_AT_ZERO} are zero, as before training, so the adapter"
+            " changes nothing there"
+        )
         return failed_update(compared, reason, empty, "adapter-mismatch", step=last.step)
     first = min(cycle.saved.items())[1]
     found = _judge_movement(last, first.hashes, set(), "tensors of the adapter")

@@ -27,6 +27,7 @@ from assay_smoke.data.sampling import (
     NEW_IN_WORKERS,
     NEW_ORDER,
     PROPERTIES,
+    RESUMED,
     SAMPLER_PLANS,
     _Draw,
     _find_equal,
@@ -284,9 +285,26 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
     assert report.findings == []
     assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER}
     assert f"not tried because all plans for it are declined: {NEW_ORDER}" in report.notes
-    assert "it declines 12 samples, batches of 1, 1 rank, shuffled, seed 0 (never shuffled)" in (
-        report.notes
-    )
+    declined = [note for note in report.notes if note.startswith("declines")]
+    assert declined == [
+        "declines 4 cases (never shuffled): 12 samples, batches of 1, 1 rank, shuffled, seed 0; 12 samples,"
+        " batches of 1, 1 rank, shuffled, drop_last, seed 0; 12 samples, batches of 3, 2 ranks, shuffled,"
+        " seed 0; and 1 more"
+    ]
+
+
+def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
+    run: Any = load_object(f"{PLANTS / 'samplers.py'}:in_order_only")
+
+    def never_resumed(plan: Any, resumed: Any) -> Any:
+        if resumed:
+            raise NotImplementedError
+        return run(plan, resumed)
+
+    plans = [plan for plan in SAMPLER_PLANS if not plan.shuffle and plan.num_samples == 12]
+    report = check_sampling(Subject("it"), never_resumed, plans)
+    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER, RESUMED}
+    assert report.notes[0].startswith("declines 18 cases (NotImplementedError): 12 samples")
 
 
 def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

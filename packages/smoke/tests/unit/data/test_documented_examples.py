@@ -1,26 +1,36 @@
 """The code of docs/smoke-data.md behaves as the page says."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from assay.plugins import load_object
 from assay_smoke.data import collating, sampling
 from assay_smoke.data.tokens import micro_tokenizer
-from assay_smoke.data.verdict import Subject
+from assay_smoke.data.verdict import (
+    CheckReport,
+    DataAnswer,
+    DataRequest,
+    Subject,
+    judge_data,
+    print_data_verdict,
+)
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")
 
 
-def documented(name: str, folder: Path) -> Any:
-    """Load the function `name` from the page."""
+def documented(name: str, folder: Path, *, without: str = "") -> Any:
+    """Load the function `name` from the page. without: a line to delete from it."""
     (code,) = [
         block
         for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
         if f"def {name}(" in block
     ]
     file = folder / "mine.py"
-    file.write_text(code, encoding="utf-8")
+    file.write_text(code.replace(without, ""), encoding="utf-8")
     return load_object(f"{file}:{name}")
 
 
@@ -41,3 +51,15 @@ def test_the_sampler_holds(tmp_path: Path) -> None:
     report = sampling.check_sampling(Subject("it"), documented("epochs", tmp_path), plans)
     assert report.findings == []
     assert report.untried == []
+
+
+def test_the_sampler_without_its_epoch_fails_as_shown(tmp_path: Path) -> None:
+    run = documented("epochs", tmp_path, without="        sampler.set_epoch(epoch)\n")
+    report = sampling.check_sampling(Subject("train.py:epochs"), run)
+    check = CheckReport(level="sampler", report=report)
+    request = DataRequest(own_code={"sampler": "train.py:epochs"})
+    verdict = judge_data(request, DataAnswer(checks=[check], left_out={}))
+    stream = io.StringIO()
+    print_data_verdict(verdict, Console(file=stream, width=80), Path("runs/2/report.html"))
+    printed = "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    assert printed in PAGE
