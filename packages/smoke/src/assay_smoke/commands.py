@@ -202,12 +202,6 @@ def run(  # noqa: PLR0913 - one for each option
         Path | None,
         Option("Run the plan that `assay smoke plan --json` wrote.", "FILE", group="Cases"),
     ] = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with", metavar="command:FILE.toml", help="Also run this library; repeatable."
-        ),
-    ] = None,
     coverage: Annotated[
         _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.")
     ] = "pairwise",
@@ -265,7 +259,6 @@ def run(  # noqa: PLR0913 - one for each option
     options = SessionOptions(
         names=tuple(names or ()),
         plan=plan,
-        extra=tuple(extra or ()),
         device=device if run is None else run.partition("/")[0],
         precision=None if run is None else run.partition("/")[2],
         coverage=coverage,
@@ -281,7 +274,7 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
-        if any(name.startswith(COMMAND) for name in (*options.names, *options.extra)):
+        if any(name.startswith(COMMAND) for name in options.names):
             print_text(NOT_JUDGED)
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)

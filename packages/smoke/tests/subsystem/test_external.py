@@ -225,7 +225,11 @@ def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_p
         ("checkpoint repeats", "checkpoint", "of step 4 repeats the tensors of step 2"),
         ("shard of zeros", "checkpoint", "only zeros in model.layers.2.mlp.up_proj.weight"),
         ("keeps all", "checkpoint", "3 checkpoints are kept instead of 2: step 2"),
-        ("parameter stuck", "updates", "1 of 38 tensors outside of `frozen` never moved: model.norm.weight"),
+        (
+            "parameter stuck",
+            "updates",
+            "1 of 38 tensors outside of `frozen` never moved: model.norm.weight",
+        ),
         ("no labels", "updates", "the loss of 6 of 6 steps is 0 in all logged digits"),
         ("labels in the first step only", "updates", "the loss of 5 of 6 steps is 0 in all"),
         ("loss of constants", "updates", "the loss of 6 of 6 steps is 2.30259 in all"),
@@ -289,7 +293,11 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
 @pytest.mark.parametrize(
     ("fault", "level", "words"),
     [
-        ("adapter empty", "updates", "1 of 1 lora_B are zero, as before training, so the adapter changes nothing there: "),
+        (
+            "adapter empty",
+            "updates",
+            "1 of 1 lora_B are zero, as before training, so the adapter changes nothing there: ",
+        ),
         ("adapter without tensors", "checkpoint", "lacks 2 of 2 tensors of its adapter"),
     ],
 )

@@ -96,7 +96,6 @@ def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
         (["fsdp-2-lorra"], "assay: no case is called 'fsdp-2-lorra'"),
         (["one-process-2"], "assay: one-process-2 cannot be run"),
         (["fsdp-2", "--cards", "1"], "assay: fsdp-2 needs 2 cards, and --cards is 1"),
-        (["--with", "trl"], "assay: --with trl: give command:FILE.toml"),
     ],
 )
 def test_what_cannot_be_run_exits_with_2_and_one_message(

@@ -26,7 +26,7 @@ _Machine = Annotated[str, Option("A machine of assay.toml.", "MACHINE")]
 _Tier = Annotated[
     str,
     Option(
-        "Run only this tier: check, smoke, expectations, bench. Default: all tiers of the machine.",
+        "Only this tier: check, smoke, expectations, bench. Default: all tiers of the machine.",
         "TIER",
     ),
 ]
@@ -175,14 +175,7 @@ def plan(
 def install(
     machine: _Machine,
     *,
-    tier: Annotated[
-        str,
-        Option(
-            "Install only what this tier needs: check, smoke, expectations, bench. Default: all tiers of"
-            " the machine.",
-            "TIER",
-        ),
-    ] = "",
+    tier: _Tier = "",
     root: _Root = Path(),
 ) -> None:
     """Install into this Python what the commands of a machine need, and the repository's own packages.

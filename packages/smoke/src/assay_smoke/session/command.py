@@ -444,8 +444,6 @@ class SessionOptions:
 
     names: tuple[str, ...] = ()
     plan: Path | None = None
-    extra: tuple[str, ...] = ()
-    """Libraries, as command:FILE.toml, that run in addition to the plan."""
     device: str = "cpu"
     precision: str | None = None
     coverage: Coverage = "pairwise"
@@ -527,7 +525,8 @@ def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem
         case_item(case, options.device, references, options.trainer, options.timeout)
         for case in cases
     ]
-    for toml in [_toml_of(name) for name in (*commands, *options.extra)]:
+    for name in commands:
+        toml = Path(name.removeprefix(COMMAND)).expanduser()
         read_library(toml)  # a misspelled name is an error even if -k does not match it
         external = external_item(toml)
         if _matches(options.keyword, external.name):
@@ -573,13 +572,6 @@ def _require_libraries(cases: list[Case]) -> None:
         ) from error
 
 
-def _toml_of(name: str) -> Path:
-    """Return the file that describes a training library. Raises: UsageError for any other name."""
-    if not name.startswith(COMMAND):
-        raise UsageError(f"--with {name}: give {COMMAND}FILE.toml")
-    return Path(name.removeprefix(COMMAND)).expanduser()
-
-
 def _devices(name: str) -> Devices | None:
     """Return the devices if cases can run side by side. A name such as cuda:1 is a single device."""
     device = open_device(name)
@@ -600,8 +592,7 @@ def _plan_options(options: SessionOptions) -> PlanOptions:
         cards=options.cards or (_HOST_CARDS if on_host else device.count()),
         coverage=options.coverage,
         budget_seconds=None if options.budget is None else parse_budget(options.budget),
-        # The keyword may select only an extra library: then matching no case is not an error.
-        expression=None if options.extra else options.keyword,
+        expression=options.keyword,
     )
 
 

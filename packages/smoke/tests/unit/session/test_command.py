@@ -49,7 +49,7 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
 ) -> None:
     missing = tmp_path / "smoke.toml"
     ran: list[object] = []
-    options = SessionOptions(extra=(f"command:{missing}",), keyword="one-process-1")
+    options = SessionOptions((f"command:{missing}",), keyword="one-process-1")
 
     with pytest.raises(UsageError, match=f"^{missing}: cannot be read: No such file"):
         run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
