@@ -48,7 +48,7 @@ class Progress(ABC):
         if self._num_phases and _INNERMOST.get()[0] is not self:
             self._phase += 1
             self._num_phases = max(self._phase, self._num_phases)
-            description = f"[{self._phase} of {self._num_phases}] {description}"
+            description = f"step {self._phase} of {self._num_phases}: {description}"
         with self.open_task(description, total, unit) as task:
             token = _INNERMOST.set((self, task, unit))
             try:

@@ -141,13 +141,13 @@ def test_phases_are_numbered_and_their_parts_are_not(
     with lines.step("is one too many"):
         clock.advance(2)
     assert stream.getvalue().splitlines() == [
-        "[1 of 2] loads: hashes, 1 of 3 tensors ...",
-        "[1 of 2] loads: hashes, 3 of 3 tensors: 3 s",
-        "[1 of 2] loads: 3 s",
-        "[2 of 2] generates ...",
-        "[2 of 2] generates: 2 s",
-        "[3 of 3] is one too many ...",
-        "[3 of 3] is one too many: 2 s",
+        "step 1 of 2: loads: hashes, 1 of 3 tensors ...",
+        "step 1 of 2: loads: hashes, 3 of 3 tensors: 3 s",
+        "step 1 of 2: loads: 3 s",
+        "step 2 of 2: generates ...",
+        "step 2 of 2: generates: 2 s",
+        "step 3 of 3: is one too many ...",
+        "step 3 of 3: is one too many: 2 s",
     ]
 
 
