@@ -18,7 +18,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
-from assay.files import UnreadableFileError, read_json_object
+from assay.files import UnreadableFileError
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
@@ -36,8 +36,9 @@ from assay.inputs import (
 from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
+from assay.models.config_files import list_setting_changes, record_settings
 from assay.models.load import choose_threads, yardstick_dtype
-from assay.models.sources import resolve_model, weightless_folder
+from assay.models.sources import resolve_model
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay_expectations.judging import (
@@ -55,7 +56,6 @@ from assay_expectations.projections import (
     sketch_layers,
 )
 from assay_expectations.records import (
-    STORED_DTYPE,
     AllSeen,
     Captured,
     CaptureOptions,
@@ -75,7 +75,6 @@ from assay_expectations.records import (
     Weight,
     content_differences,
     has_same_inputs,
-    list_config_changes,
     read_expectation,
 )
 
@@ -311,33 +310,6 @@ def _plan(
     return plan_batches(limits, options, loaded.encode, given)
 
 
-# Keys of config.json that change no output: who wrote it, and where.
-_WITHOUT_EFFECT = ("transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype")
-
-
-def read_settings(model: str) -> dict[str, Any]:
-    """Return the values of config.json and generation_config.json, by file and key: "config.json: hidden_size"."""
-    found: dict[str, Any] = {}
-    with weightless_folder(resolve_model(model), "refuse") as folder:
-        for file in ("config.json", "generation_config.json"):
-            if (folder / file).is_file():
-                values = read_json_object(folder / file)
-                found |= _flatten(values, f"{file}: ")
-                if file == "config.json":
-                    found[STORED_DTYPE] = values.get("dtype", values.get("torch_dtype"))
-    return found
-
-
-def _flatten(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        elif name not in _WITHOUT_EFFECT:
-            flat[prefix + name] = value
-    return flat
-
-
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
     """Return the candidate after a call of FILE.py:FUNC with its model."""
     loaded = candidate.side.loaded
@@ -361,10 +333,10 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     settings = candidate.key.content.settings
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
-    with progress.step("loading the yardstick"):
+    with progress.step("loading the exact reference"):
         yardstick = _open_yardstick(model, candidate)
     # Three runs: generation, then twice its tokens, the second time with projections of modules.
-    with progress.task("running the yardstick", 3 * num_tokens, "tokens"):
+    with progress.task("running the exact reference", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly, outputs = run_rows(yardstick, batches, tokens)
         exact_layers = sketch_layers(yardstick, batches, tokens)
@@ -372,7 +344,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
         [logp_NV.topk(min(settings.top_k, logp_NV.shape[-1])).indices for logp_NV in batch]
         for batch in exactly
     ]
-    with progress.task("running the candidate", 2 * num_tokens, "tokens"):
+    with progress.task(f"running on {candidate.side.device.name}", 2 * num_tokens, "tokens"):
         captured, _ = run_rows(candidate.side, batches, tokens)
         layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
     signature = Signature(
@@ -453,7 +425,7 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         signature=signature,
         layers=signed.layers,
         exact_layers=signed.exact_layers,
-        config=read_settings(options.model),
+        config=record_settings(options.model),
         prompts=[]
         if options.prompts is None
         else [list(prompt.ids) for prompt in candidate.plan.prompts],
@@ -478,7 +450,7 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
     machine = machine_of(run, device)
     expectations = {file: read_expectation(Path(file)) for file in request.files}
     seen = []
-    with progress.task(f"observes on {run}", len(expectations), "expectations") as task:
+    with progress.task(f"observing on {run}", len(expectations), "expectations") as task:
         for file, expectation in expectations.items():
             is_useful = _is_useful(expectation, machine, [*expectations.values()])
             seen.append(_observe(file, expectation, run, request) if is_useful else Seen(file=file))
@@ -517,12 +489,12 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     model = request.model or find_model(expectation.model, Path(file))
     try:
         resolve_model(model)
-        config = list_config_changes(expectation.config, read_settings(model))
+        config = list_setting_changes(expectation.config, record_settings(model))
     except (UsageError, MachineError) as error:
         return Seen(file=file, missing=str(error).partition("; the recipes are")[0])
     prompts = expectation.prompts or None
     try:
-        with subtask(f"loads {model}"):
+        with subtask(f"loading {model}"):
             candidate = open_candidate(model, run, expected.settings, prompts)
     except UnreadableFileError as error:
         return Seen(file=file, missing=str(error), config=config)
@@ -537,7 +509,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         candidate = after_setup(candidate, request.setup)
     batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
     try:
-        with subtask(f"runs {model}", count_tokens(batches), "tokens"):
+        with subtask(f"running {model}", count_tokens(batches), "tokens"):
             observed = observe(candidate.side, batches, expectation.signature, watch)
     except UsageError as error:
         return seen.model_copy(update={"problem": str(error)})

@@ -9,8 +9,9 @@ import torch
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.models import RECIPES
+from assay.models.config_files import record_settings
 from assay.runs import SilentProgress
-from assay_expectations.observing import machine_of, observe_all, read_settings
+from assay_expectations.observing import machine_of, observe_all
 from assay_expectations.projections import NUM_PROJECTIONS, project, sign_patterns
 from assay_expectations.records import VerifyRequest, write_expectation
 from packages.expectations.tests.unit.sample_expectations import expectation
@@ -82,7 +83,7 @@ def test_variants_of_the_simulated_device_are_different_machines(
 def test_stored_dtype_is_read_by_either_name(tmp_path: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         (tmp_path / "config.json").write_text(f'{{"{name}": "bfloat16", "text": {{"dtype": "x"}}}}')
-        assert read_settings(str(tmp_path)) == {"config.json: dtype": "bfloat16"}
+        assert record_settings(str(tmp_path)) == {"config.json: dtype": "bfloat16"}
 
 
 def written_here(folder: Path) -> Path:

@@ -57,7 +57,7 @@ from assay.hooks.widening import widen_on_use
 from assay.inputs import InputPlan
 from assay.judge.results import attach_results
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
-from assay.models.config_files import attention_of
+from assay.models.config_files import attention_of, record_settings
 from assay.models.inspect.inspection import inspect_load
 from assay.models.inspect.quantized_modules import round_inputs
 from assay.models.load import (
@@ -89,7 +89,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
     wide = yardstick_dtype(num_parameters, device.supported_dtypes())
     if wide in spec.noise_for:
         raise UsageError(
-            f"a candidate in {wide} cannot be judged: its yardstick would be computed"
+            f"a candidate in {wide} cannot be judged: its exact reference would be computed"
             f" in {wide} as well (float64 is for devices that have it, and models of at"
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
@@ -131,7 +131,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
                 sections[dtype] = section.run_noise(precision)
         if retries:
             notes.append(
-                f"the model computes NaN in float64: the yardstick for {dtype} is of float32"
+                f"the model computes NaN in float64: the exact reference for {dtype} is in float32"
             )
             shutil.rmtree(spec.folder / dtype)
             continue
@@ -148,6 +148,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
         sections=sections,
         notes=notes,
         environment=provenance(),
+        settings=record_settings(spec.model, spec.remote_code),
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
     write_whole(spec.folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
@@ -208,7 +209,7 @@ def load_yardstick(
     experts = "eager" if dtype == "float64" else None
     narrow = load_reference(model, device, rounded_to, remote_code, experts=experts)
     widen_on_use(narrow.model, getattr(torch, dtype))
-    note = f"memory is short: the yardstick widens the weights of one module at a time to {dtype}"
+    note = f"memory is short: the exact reference widens the weights of one module at a time to {dtype}"
     return replace(narrow, dtype=dtype, notes=(*narrow.notes, note))
 
 

@@ -4,6 +4,7 @@ Also `assay calibrate`, which checks correct models.
 """
 
 import importlib
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +43,7 @@ from assay.sites import CallSite
 from assay.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from assay.generate.drift import Drift
+    from assay.generate.drift import CodeChange
     from assay.generate.golden import GoldenManifest
     from assay.generate.judging import Judgement
     from assay.judge.levels import LevelResult
@@ -53,7 +54,7 @@ _GOLDEN: "RemoteFunction[GoldenSpec, GoldenManifest]" = RemoteFunction(
 _EARLY: "RemoteFunction[GenerateCheck, None]" = RemoteFunction(
     "assay.generate.candidate:check_candidate", PRELOAD
 )
-_DRIFT: "RemoteFunction[GenerateCheck, Drift]" = RemoteFunction(
+_DRIFT: "RemoteFunction[GenerateCheck, list[CodeChange]]" = RemoteFunction(
     "assay.generate.drift:measure_drift", PRELOAD
 )
 _ORIGINAL: "RemoteFunction[GenerateCheck, dict[str, LevelResult]]" = RemoteFunction(
@@ -124,7 +125,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         with progress.step("verifying the golden"):
             verify_golden(check.golden, check.dtype)
     judgement = _run_and_judge(check, progress)
-    judgement, check = _explain_drift(judgement, check, progress)
+    judgement, check = _explain_golden(judgement, check, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
     if judgement.origin is not None:
@@ -165,23 +166,43 @@ def capture_for(check: GenerateCheck, progress: Progress) -> None:
     call(_GOLDEN, spec, folder=check.folder, name="reference", progress=progress)
 
 
-def _explain_drift(
+def _explain_golden(
     judgement: "Judgement", check: GenerateCheck, progress: Progress
 ) -> "tuple[Judgement, GenerateCheck]":
-    """Check a failed candidate against a reference of this environment, if the golden is of another.
+    """Name what changed since the golden of a failed candidate: settings of the model, or the environment.
 
     Returns: the judgement that holds, and the check that it is of.
     """
     if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
-    from assay.generate.drift import describe_changes  # torch
+    from assay.generate.golden import read_golden, renewal_command  # torch
+    from assay.models.config_files import (
+        can_move_outputs,
+        list_setting_changes,
+        record_settings,
+    )
+
+    golden = read_golden(check.golden_folder)
+    now = record_settings(check.model, check.remote_code)
+    settings = "; ".join(filter(can_move_outputs, list_setting_changes(golden.settings, now)))
+    if settings:
+        renewal = renewal_command(golden.model_dump(by_alias=True))
+        judgement = judgement.with_note(
+            f"changed since the golden: {settings}. Restore the file; if the change is intended, capture the golden"
+            f" again: {renewal}"
+        )
+    packages = describe_packages(changed_packages(golden.environment, provenance()))
+    return _explain_drift(judgement, check, packages, progress) if packages else (judgement, check)
+
+
+def _explain_drift(
+    judgement: "Judgement", check: GenerateCheck, packages: str, progress: Progress
+) -> "tuple[Judgement, GenerateCheck]":
+    """Check a failed candidate against a reference of this environment, in which `packages` changed."""
+    from assay.generate.drift import describe_changes, is_rounding  # torch
     from assay.generate.golden import read_golden, renewal_command
 
     golden = read_golden(check.golden_folder)
-    changed = changed_packages(golden.environment, provenance())
-    if not changed:
-        return judgement, check
-    packages = describe_packages(changed)
     renewal = renewal_command(golden.model_dump(by_alias=True))
     reference = parse_run(golden.reference["run"])
     folder = check.folder / HERE_FOLDER
@@ -189,7 +210,7 @@ def _explain_drift(
     try:
         require_run(reference)
         folder.mkdir()
-        ((changes,),) = call(_DRIFT, check, folder=check.folder, name="drift", progress=progress)
+        (changes,) = call(_DRIFT, check, folder=check.folder, name="drift", progress=progress)
         capture_for(here, progress)
         own = _run_and_judge(here, progress)
     except AssayError as error:
@@ -201,16 +222,30 @@ def _explain_drift(
         note = f"the candidate fails against a reference of this environment as well ({packages})"
         own = own.with_note(note)
         return (own.with_note(f"besides, {code}") if changes else own), here
+    agrees = "the candidate agrees with a reference of this environment"
+    if not changes and is_rounding(judgement.measurements):
+        note = (
+            f"a library rounds differently ({packages}): the exact values are those of the golden, and {agrees}."
+            f" Capture the golden again: {renewal}"
+        )
+        return own.with_note(note), here
+    rmtree(folder)  # it holds what decided, or nothing
     if changes:
-        rmtree(folder)  # it holds what decided, or nothing
-        advice = "the candidate agrees with a reference of this environment. If the change is meant"
-        return judgement.with_note(f"{code}; {advice}, capture the golden again: {renewal}"), check
-    note = (
-        f"a library rounds differently ({packages}): the candidate is over a limit against the golden and"
-        " agrees with a reference of this environment, and the exact values agree. There is nothing to look for:"
-        f" capture the golden again: {renewal}"
+        note = f"{code}; {agrees}. If the change is intended, capture the golden again: {renewal}"
+        return judgement.with_note(note), check
+    judge_here = assay_command(
+        *("check", "generate", check.model),
+        reference=reference,
+        candidate=check.candidate,
+        candidate_setup=check.setup,
+        candidate_python=check.python or sys.executable,
     )
-    return own.with_note(note), here
+    note = (
+        f"undecided: the exact values are those of the golden, and {agrees}, but the error is larger than another"
+        f" rounding explains ({packages}). A fault that both share here agrees as well. To find it, in an environment"
+        f" with the versions of the golden: {judge_here}"
+    )
+    return judgement.with_note(note), check
 
 
 def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":

@@ -2,7 +2,7 @@
 
 The trusted side replays the golden's calls here, in the yardstick's precision. Where its values differ by more than
 rounding, the code of the model changed. A candidate that fails is checked once more, against a reference of
-this environment.
+this environment. That reference shares any fault of a library here, so an agreement explains small errors only.
 """
 
 import math
@@ -25,6 +25,8 @@ from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.replay.modules import Replayer
 from assay.runs import Progress
+from assay.statistics import MOST_ROUNDING
+from assay.verdicts import Measurement
 
 
 class CodeChange(NamedTuple):
@@ -36,14 +38,8 @@ class CodeChange(NamedTuple):
     """Relative to the golden's value; 1 for a value that one side lacks, or that must be equal."""
 
 
-class Drift(NamedTuple):
-    """The changes of a model's code since a golden, in the order of its calls."""
-
-    changes: list[CodeChange]
-
-
-def measure_drift(check: GenerateCheck, progress: Progress) -> Drift:
-    """Replay the golden's calls with the yardstick of this environment."""
+def measure_drift(check: GenerateCheck, progress: Progress) -> list[CodeChange]:
+    """Replay the golden's calls with the yardstick of this environment, and list changes in their order."""
     section = GoldenSection.open(check.golden_folder, check.dtype)
     golden, wide = section.golden, section.entry.yardstick_dtype
     device = open_run(parse_run(golden.reference["run"]))
@@ -62,7 +58,7 @@ def measure_drift(check: GenerateCheck, progress: Progress) -> Drift:
     with progress.task("replaying the golden in this environment", num_tokens, "tokens"):
         results = replay(Side(loaded, device), works, section.tensors("tokens"), replayer)
     stored = str(section.boundary.stored or "float64").removeprefix("torch.")
-    return Drift(find_changes(results, ENVIRONMENT_ROUNDING[stored]))
+    return find_changes(results, ENVIRONMENT_ROUNDING[stored])
 
 
 def find_changes(results: ReplayResults, rounding: float) -> list[CodeChange]:
@@ -84,6 +80,16 @@ def _error_of(one: PortResult) -> float:
         return 0.0
     error = max(one.sums.relative_error, one.sums.worst_row()[0])
     return error if math.isfinite(error) else 1.0
+
+
+def is_rounding(measurements: Sequence[Measurement]) -> bool:
+    """Return True if no error is further over its limit than another order of the same sums explains."""
+    # The KL divergence is the square of an error, and values that must be equal have a limit of 0.
+    judged = [one for one in measurements if one.limit and one.statistic not in _SQUARES]
+    return all(one.ratio <= MOST_ROUNDING * one.limit for one in judged if one.limit)
+
+
+_SQUARES = ("logits-kl", "logits-kl-worst")
 
 
 def describe_changes(changes: Sequence[CodeChange]) -> str:

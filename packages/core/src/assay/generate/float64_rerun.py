@@ -235,7 +235,9 @@ def verify_equivalence(failed: FailedPorts, progress: Progress) -> "Equivalence"
     _prepare(section, device, check)
     recorded = Trace.open(check.folder / EQUIVALENCE_FOLDER)
     num_tokens = 2 * count_tokens(section.batches)
-    with progress.task("putting the candidate's values into the yardstick", num_tokens, "tokens"):
+    with progress.task(
+        "putting the candidate's values into the exact reference", num_tokens, "tokens"
+    ):
         loaded = load_yardstick(
             check.model, device, "float64", check.dtype, check.remote_code, "at once"
         )

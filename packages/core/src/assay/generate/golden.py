@@ -85,11 +85,14 @@ class GoldenManifest(Record):
     sections: dict[str, Section]
     notes: list[str] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Those of `record_settings`; older goldens have none."""
     digest: str = ""
 
     def content_hash(self) -> str:
-        """Hash all fields but `digest`."""
-        text = self.model_dump_json(by_alias=True, exclude={"digest"})
+        """Hash all fields but `digest`, and the settings only if there are any."""
+        absent = {"digest"} if self.settings else {"digest", "settings"}
+        text = self.model_dump_json(by_alias=True, exclude=absent)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 

@@ -1,5 +1,6 @@
 """Read the files of a model folder that describe it: config.json and the tokenizer."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import xxhash
 
 from assay.errors import UsageError
-from assay.files import read_json_object
+from assay.files import read_json_object, read_text
 from assay.foreign_text import shorten
 from assay.models.micro.recipes import BOS_ID
-from assay.models.sources import RemoteCode, transformers_option
+from assay.models.sources import (
+    RemoteCode,
+    resolve_model,
+    transformers_option,
+    weightless_folder,
+)
 from assay.models.transformers_calls import quiet_transformers
-from assay.models.weight_files import files_hash
+from assay.models.weight_files import combine_hashes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -85,8 +91,9 @@ def first_line(error: BaseException) -> str:
 
 Message = Mapping[str, str]
 _NUM_BYTES = 256
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", _TOKENIZER_CONFIG, "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt",
     "spiece.model", "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
@@ -164,9 +171,33 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
         "own",
         encode,
         encode_chat if tokenizer.chat_template else None,
-        files_hash(files),
+        _hash_without_template(files),
         tokenizer.pad_token_id,
     )
+
+
+# Of tokenizer_config.json; newer models have a file instead.
+_TEMPLATE, _TEMPLATE_FILE = "chat_template", "chat_template.jinja"
+
+
+def _hash_without_template(files: Mapping[str, Path]) -> str:
+    """Combine the hashes of a tokenizer's files. A chat template makes prompts, and no ids of a text."""
+    contents = {name: path.read_bytes() for name, path in files.items() if name != _TEMPLATE_FILE}
+    if (file := files.get(_TOKENIZER_CONFIG)) is not None:
+        values = read_json_object(file)
+        if values.pop(_TEMPLATE, None) is not None:
+            contents[_TOKENIZER_CONFIG] = json.dumps(values).encode()
+    return combine_hashes(
+        {name: xxhash.xxh3_128_hexdigest(content) for name, content in contents.items()}
+    )
+
+
+def _read_template(folder: Path) -> object:
+    """Return the chat template of a model folder; None without one."""
+    if (folder / _TEMPLATE_FILE).is_file():
+        return read_text(folder / _TEMPLATE_FILE)
+    file = folder / _TOKENIZER_CONFIG
+    return read_json_object(file).get(_TEMPLATE) if file.is_file() else None
 
 
 def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
@@ -182,9 +213,10 @@ def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
 # Set if the head shares the weight of the embedding.
 TIED = "tie_word_embeddings"
 # Facts on the writer and on the form of the weights, which are compared themselves.
-_ON_THE_FILE = frozenset(
-    {"transformers_version", "dtype", "torch_dtype", "quantization_config", "compression_config"}
-)
+_ON_THE_FILE = frozenset({
+    "transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "quantization_config",
+    "compression_config",
+})  # fmt: skip
 
 
 def load_settings(folder: Path) -> dict[str, Any] | None:
@@ -208,3 +240,51 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
         elif value is not None and key not in _ON_THE_FILE:
             found[f"{prefix}{key}"] = value
     return found
+
+
+STORED_DTYPE = "config.json: dtype"
+_WITHOUT_EFFECT = (
+    f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
+    "chat template: ",
+)  # fmt: skip
+
+
+def record_settings(model: str, remote_code: RemoteCode = "refuse") -> dict[str, Any]:
+    """Return the values of config.json and generation_config.json, by file and key, and the chat template's hash.
+
+    A key is written "config.json: hidden_size".
+    """
+    found: dict[str, Any] = {}
+    with weightless_folder(resolve_model(model), remote_code) as folder:
+        for file in ("config.json", "generation_config.json"):
+            if (folder / file).is_file():
+                values = read_json_object(folder / file)
+                found |= flatten_settings(values, f"{file}: ")
+                if file == "config.json":
+                    found[STORED_DTYPE] = values.get("dtype", values.get("torch_dtype"))
+        if (template := _read_template(folder)) is not None:
+            found["chat template: hash"] = xxhash.xxh3_64_hexdigest(json.dumps(template).encode())
+    return found
+
+
+def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """List the changes of named values: "torch 2.11.0 → 2.13.0"."""
+    pairs = {name: (then.get(name), now.get(name)) for name in sorted(then.keys() | now.keys())}
+    return [
+        f"{name} {' → '.join('absent' if one is None else shorten(one) for one in pair)}"
+        for name, pair in pairs.items()
+        if pair[0] != pair[1]
+    ]
+
+
+def list_setting_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """List the changes of recorded settings; none if a record lacks them."""
+    return list_changes(then, now) if then and now else []
+
+
+def can_move_outputs(change: str) -> bool:
+    """Return False for a change that no output under given tokens can depend on.
+
+    A run loads the dtype of its RUN. The ids that begin or end a text, and a chat template, choose tokens alone.
+    """
+    return not change.startswith(_WITHOUT_EFFECT)

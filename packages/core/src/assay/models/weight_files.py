@@ -221,10 +221,3 @@ def stored_weights(tensors: list[HeaderEntry]) -> dict[str, StoredWeight]:
                         found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
                         task.advance(one.size_bytes / 1e6)
     return found
-
-
-def files_hash(files: Mapping[str, Path]) -> str:
-    """Combine the hashes of the contents of named files."""
-    return combine_hashes(
-        {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for name, path in files.items()}
-    )

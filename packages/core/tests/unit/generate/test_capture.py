@@ -46,7 +46,7 @@ def test_yardstick_of_a_narrow_candidate_is_then_of_float32(tmp_path: Path) -> N
     golden = capture_for("bfloat16", tmp_path / "golden")
     assert golden.sections["bfloat16"].yardstick_dtype == "float32"
     assert (
-        "the model computes NaN in float64: the yardstick for bfloat16 is of float32"
+        "the model computes NaN in float64: the exact reference for bfloat16 is in float32"
         in golden.notes
     )
 

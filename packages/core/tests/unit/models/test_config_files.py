@@ -1,11 +1,18 @@
 """Text to ids."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
-from assay.models.config_files import byte_tokenizer, find_tokenizing
+from assay.models.config_files import (
+    byte_tokenizer,
+    can_move_outputs,
+    find_tokenizing,
+    list_setting_changes,
+    record_settings,
+)
 
 
 def test_text_is_encoded_as_bytes() -> None:
@@ -59,6 +66,28 @@ def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
     assert tokenizing.encode("green red blue") == [3, 2, 1]
     assert tokenizing.pad_token_id == 0
     assert tokenizing.encode_chat is None
+
+
+@pytest.mark.parametrize("has_own_file", [True, False])
+def test_chat_template_is_no_part_of_the_tokenizer(tmp_path: Path, has_own_file: bool) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    config = tmp_path / "tokenizer_config.json"
+    hashes, settings = set(), []
+    for template in ("{{ messages }}", "{{ messages }}!"):
+        write_word_tokenizer(tmp_path, template)
+        if not has_own_file:
+            (tmp_path / "chat_template.jinja").unlink()
+            values = json.loads(config.read_text()) | {"chat_template": template}
+            config.write_text(json.dumps(values))
+        tokenizing = find_tokenizing(
+            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+        )
+        hashes.add(tokenizing.hash)
+        settings.append(record_settings(str(tmp_path)))
+    assert len(hashes) == 1
+    (change,) = list_setting_changes(*settings)
+    assert change.startswith("chat template: hash ")
+    assert not can_move_outputs(change)
 
 
 def test_chat_template_is_applied(tmp_path: Path) -> None:
