@@ -38,6 +38,7 @@ from assay_expectations.records import (
     ReferenceRequest,
     VerifyRequest,
     file_for,
+    list_steps,
     parse_expectation,
     read_expectation,
     require_writable,
@@ -103,14 +104,14 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
             raise UsageError(
                 f"{path} was approved by {before.provenance.approved_by}, and the new capture differs from it"
                 f" within the limits: {find_change(before, expectation).summary}. Nothing was written. To"
-                " replace it: --reason TEXT, and --approved-by NAME to approve it again"
+                " replace it, add --reason TEXT, and --approved-by NAME to approve it again"
             )
         elif answer := find_change(before, expectation).answer:
             progress.note(answer)
         if (approved := before.provenance.approved_by) and not expectation.provenance.approved_by:
             progress.note(
-                f"the approval of {approved} is dropped, because the new capture differs. To approve it:"
-                " the same command with --approved-by NAME"
+                f"the approval of {approved} is dropped, because the new capture differs. To approve it, repeat the"
+                " command with --approved-by NAME"
             )
     write_expectation(expectation, path)
     progress.note(f"{outcome}: {path}")
@@ -153,7 +154,7 @@ def _read_replaced(path: Path, reason: str | None, progress: Progress) -> Expect
     except BrokenExpectationError as error:
         if reason is None:
             raise UsageError(
-                f"{path}: {error.problem}. To replace it: --reason TEXT; to restore it: git checkout {path}"
+                f"{path}: {error.problem}. To replace it, add --reason TEXT. To restore it:\n  git checkout {path}"
             ) from None
         progress.note(f"{path}: {error.problem}: an approval in it is lost")
         return None
@@ -183,11 +184,12 @@ def _require_agreement_with_host(
     dtype = expectation.key.machine.dtype
     judged = judge_numbers(by_host, expectation.signature.captured, dtype, limits_of(by_host))
     if not is_within_limits(judged):
+        check = assay_command(
+            "check", "generate", options.model, reference="cpu/float32", candidate=options.run
+        )
         raise UsageError(
-            f"{options.run} cannot be trusted: {describe_worst(judged, f'the error of cpu/{dtype}')}."
-            " Nothing was written. To find the cause: assay check generate"
-            f" {options.model} --reference cpu/float32 --candidate {options.run}. If the difference is"
-            " intended: --reason TEXT"
+            f"{options.run} cannot be trusted: {describe_worst(judged, f'the error of cpu/{dtype}')}. Nothing was"
+            f" written. If the difference is intended, add --reason TEXT. To find the cause:\n  {check}"
         )
 
 
@@ -202,9 +204,9 @@ def _refuse_hidden_change(
         return
     change = find_change(before, expectation)
     if change.kind != "noise":
-        advice = " If the change is intended: --reason TEXT"
+        advice = " If the change is intended, add --reason TEXT"
         if before.prompts != expectation.prompts:
-            advice += f". To keep both: --output {path.with_name('NAME.json')}"
+            advice += f". To keep both, use --output {path.with_name('NAME.json')}"
         raise UsageError(
             f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written.{advice}"
         )
@@ -249,7 +251,7 @@ def verify_expectations(
     setup: FILE.py:FUNC to call with each model before it runs.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     model: folder or name to load instead of the recorded one.
-    Raises: UsageError, as of the first file, if none can be read; for `model`, with files of several models.
+    Raises: UsageError for a path without expectations; for `model`, with files of several models.
     """
     parse_run(run)
     if model is not None:
@@ -339,8 +341,8 @@ def read_side(side: str) -> Expectation:
     if done.returncode:
         problem = done.stderr.strip().partition("\n")[0].removeprefix("fatal: ")
         raise UsageError(
-            f"{side} is neither a file nor a version in git: {shorten(problem)}. To list the versions:"
-            f" git log --oneline -- {shlex.quote(name)}"
+            f"{side} is neither a file nor a version in git: {shorten(problem)}. To list the versions:\n"
+            f"  git log --oneline -- {shlex.quote(name)}"
         )
     return parse_expectation(done.stdout, side, name)
 
@@ -350,7 +352,7 @@ def read_files(
 ) -> tuple[dict[Path, Expectation], dict[str, BrokenExpectationError]]:
     """Read the expectations in `paths`. Returns: those that can be read, and the errors of others, by file.
 
-    Raises: as `find_files`; UnreadableFileError if none can be read.
+    Raises: as `find_files`.
     """
     expectations: dict[Path, Expectation] = {}
     broken: dict[str, BrokenExpectationError] = {}
@@ -359,8 +361,6 @@ def read_files(
             expectations[file] = read_expectation(file)
         except BrokenExpectationError as error:
             broken[str(file)] = error
-    if not expectations:
-        raise UnreadableFileError("\n".join(map(str, broken.values())))
     return expectations, broken
 
 
@@ -376,14 +376,14 @@ def find_files(paths: Sequence[Path], run: str = "RUN") -> list[Path]:
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        capture = assay_command("expect", "capture", "MODEL", run=run, output=path)
+        steps = [
+            ("To restore a deleted one", f"git checkout {shlex.quote(str(path))}"),
+            ("To capture one", assay_command("expect", "capture", "MODEL", run=run, output=path)),
+        ]
         if not path.exists():
-            raise UsageError(
-                f"{path}: no such file or folder. To restore a deleted one: git checkout {path}; to capture"
-                f" one: {capture}"
-            )
+            raise UsageError(f"{path}: no such file or folder. {list_steps(*steps)}")
         if not inside or not inside[0].is_file():
-            raise UsageError(f"{path} has no expectation. To capture one: {capture}")
+            raise UsageError(f"{path} has no expectation. {list_steps(steps[1])}")
         found += inside
     return found
 
@@ -398,8 +398,7 @@ def _take_duplicates(expectations: dict[Path, Expectation]) -> dict[str, BrokenE
         first = known.setdefault(key, file)
         if first is not file:
             problem = f"it is for the same model, inputs and machine as {first}, which is verified"
-            found[str(file)] = BrokenExpectationError.explained(
-                file, problem, f"delete one of the two, for example: git rm {file}"
-            )
+            delete = "delete one of the two, for example", f"git rm {shlex.quote(str(file))}"
+            found[str(file)] = BrokenExpectationError.explained(file, problem, delete)
             del expectations[file]
     return found

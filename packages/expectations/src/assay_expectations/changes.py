@@ -5,23 +5,27 @@ Shapes: R tokens of all prompts, K kept ids and the rest.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from assay.errors import assay_command
-from assay.foreign_text import escape_markdown, markdown_code
-from assay.judge.levels import Cause, not_compared
+from assay.foreign_text import escape_markdown, markdown_block
+from assay.judge.levels import Cause, find_worst, not_compared
 from assay.judge.wording import format_against, format_count, format_number
-from assay.verdicts import Location, Measurement, Verdict
+from assay.models.config_files import can_move_outputs, list_changes, list_setting_changes
+from assay.statistics import MOST_ROUNDING
+from assay.verdicts import Diagnosis, Location, Measurement, Verdict
 from assay_expectations.explaining import (
     EXACT_ROUNDING,
-    MIN_GROWTH,
-    check_old_environment,
+    GrownLayer,
+    Step,
+    check_command,
     describe_versions,
     exact_change,
+    find_grown,
     first_changed,
 )
 from assay_expectations.judging import (
@@ -38,13 +42,10 @@ from assay_expectations.records import (
     Expectation,
     Provenance,
     Signature,
-    can_move_outputs,
     content_differences,
     has_same_inputs,
-    list_changes,
-    list_config_changes,
+    list_steps,
     machine_differences,
-    place_of,
 )
 from assay_expectations.verdict import combine, level_of_signature
 
@@ -70,18 +71,6 @@ class MovedToken:
     actual: float
     units: float
     """Movement of all kept ids, in units of the older capture's noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrownLayer:
-    """A module whose relative error grew."""
-
-    module: str
-    """Its name in `Expectation.layers`."""
-    place: str
-    """The module whose code makes the value."""
-    before: float
-    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +138,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     outputs = [", ".join(one.signature.outputs) or "logits" for one in (expected, actual)]
     if outputs[0] != outputs[1]:
         content.append(f"outputs {outputs[0]} → {outputs[1]}")
-    changes = list_config_changes(expected.config, actual.config)
+    changes = list_setting_changes(expected.config, actual.config)
     config = [one for one in changes if can_move_outputs(one)]
     environment = [one for one in changes if one not in config]
     environment += _environment(expected, actual)
@@ -166,7 +155,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     moves_exact = not size <= _exact_rounding(expected, actual)
     layers = ({}, {}) if coverage else (expected.exact_layers, actual.exact_layers)
     module, size_there = first_changed(*layers, _exact_rounding(expected, actual))
-    answer = _explain_same(expected, actual, config, kind)
+    answer = _explain_same(expected, actual, config, judged if kind == "break" else {})
     if moves_exact:
         first = (
             f", first in {module or '(model)'} by {format_number(size_there)}" if size_there else ""
@@ -178,7 +167,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         kind=kind,
         judged=judged,
         moved=_moved(old, new, judged),
-        grown=[] if coverage else list(_grown(expected.layers, actual.layers)),
+        grown=[] if coverage else list(find_grown(expected.layers, actual.layers)),
         content=content,
         environment=environment,
         config=config,
@@ -207,15 +196,23 @@ def _cause_of_move(
 
 
 def _explain_same(
-    expected: Expectation, actual: Expectation, config: Sequence[str], kind: Kind
+    expected: Expectation, actual: Expectation, config: Sequence[str], broken: Judged
 ) -> str:
-    """Return what changed although the exact outputs are the same; "" for nothing."""
+    """Return what changed although the exact outputs are the same; "" for nothing.
+
+    broken: the ratios of a break; of another change none.
+    """
     packages = describe_versions(expected.provenance, actual.provenance)
     cause = "; ".join(config)
-    if not cause and kind == "break":
-        cause = (
-            f"a library rounds differently ({packages})" if packages else "the run is less accurate"
-        )
+    if not cause and broken:
+        is_small = find_worst(broken.values()).severity <= MOST_ROUNDING
+        cause = "the run is less accurate"
+        if packages:
+            cause = (
+                f"a library rounds differently ({packages})"
+                if is_small
+                else f"{cause}, by more than another rounding explains ({packages})"
+            )
     return f"{cause}: the exact outputs are the same" if cause else ""
 
 
@@ -305,7 +302,9 @@ def judge_pair(
     cause = None
     if change.kind == "break" and (change.grown or change.module is not None):
         module = change.grown[0].place if change.module is None else change.module
-        cause = Cause("module-error", Location(phase="forward", module=module))
+        is_of_code = not (change.config and change.moves_exact)
+        diagnosis: Diagnosis | None = "module-error" if is_of_code else None
+        cause = Cause(diagnosis, Location(phase="forward", module=module))
     verdict, rows = combine(
         {level: result},
         change.environment,
@@ -321,35 +320,35 @@ def judge_pair(
 
 def _next_step(expected: Expectation, actual: Expectation, change: Change) -> str | None:
     """Return what goes on after a change that is not noise."""
-    if change.kind == "other":
-        if change.judged is None:
-            return "capture both with the same prompts and settings, then diff them again"
-        return "keep NEW if the change is intended; otherwise restore the files of the model"
     if change.kind == "break":
-        command = _find_operation(expected, actual, change)
-        return (
-            f"to find the operation: {command}"
-            if command
-            else "keep NEW only if the change is intended"
+        steps = _steps_to_operation(expected, actual, change)
+        return list_steps(*steps) if steps else "keep NEW only if the change is intended"
+    if change.kind != "other":
+        return None
+    then, now = expected.provenance.run, actual.provenance.run
+    if expected.key.machine.dtype != actual.key.machine.dtype:
+        capture = assay_command("expect", "capture", actual.model, run=then, output="NEW.json")
+        return list_steps(
+            (f"to judge {now} by a reference", check_command(actual.model, now)),
+            (f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
         )
-    return None
+    if change.judged is None:
+        return "capture both with the same prompts and settings, then diff them again"
+    return "keep NEW if the change is intended; otherwise restore the files of the model"
 
 
-def _find_operation(expected: Expectation, actual: Expectation, change: Change) -> str:
-    """Return the command that finds the operation; "" if both sides of a check would read today's files."""
+def _steps_to_operation(expected: Expectation, actual: Expectation, change: Change) -> list[Step]:
+    """Return the steps that find the operation; none if both sides of a check would read today's files."""
     if change.content or (change.config and change.moves_exact):
-        return ""
-    reference, run = "cpu/float32", actual.provenance.run
-    if change.moves_exact or run == reference:
-        return check_old_environment(expected)
-    return assay_command("check", "generate", actual.model, reference=reference, candidate=run)
-
-
-def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
-    for module, error in before.items():
-        # NaN counts as growth.
-        if module in now and not now[module] <= MIN_GROWTH * error:
-            yield GrownLayer(module, place_of(module, before), error, now[module])
+        return []
+    find, model, now = "to find the operation", actual.model, actual.provenance.run
+    if change.moves_exact:
+        then = expected.provenance.run
+        return [(find, check_command(model, then, candidate_python="OLD_PYTHON"))]
+    # A reference of NEW's environment shares its libraries: a check there can agree whatever the cause.
+    by_old = check_command(model, now, candidate_python="NEW_PYTHON")
+    steps = [(f"{find}, in the environment of OLD", by_old)]
+    return steps if now == "cpu/float32" else [(find, check_command(model, now)), *steps]
 
 
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
@@ -393,7 +392,12 @@ def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[Moved
     noise = next(iter(judged.values())).expected
     units_R = np.sqrt(np.mean(moved_RK**2, axis=1)) / spreads_R / noise
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
-    places = list(_places(expected))
+    places = [
+        (batch, row, position)
+        for batch, rows in enumerate(expected.spreads)
+        for row, spreads in enumerate(rows)
+        for position in range(len(spreads))
+    ]
     found = []
     for number in np.argsort(-units_R, kind="stable")[:_MAX_TOKENS_SHOWN]:
         if units_R[number] > 0:
@@ -412,14 +416,6 @@ def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[Moved
                 )
             )
     return found
-
-
-def _places(signature: Signature) -> Iterator[tuple[int, int, int]]:
-    """Yield batch, row and position of every token, in the order of `tokens_of`."""
-    for batch, rows in enumerate(signature.spreads):
-        for row, spreads in enumerate(rows):
-            for position in range(len(spreads)):
-                yield batch, row, position
 
 
 def change_as_markdown(expected: Expectation, actual: Expectation, change: Change) -> str:
@@ -464,22 +460,21 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
 
 def _layers(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
     """List modules with larger errors, and the command that finds the operation."""
-    yield ""
     if change.grown:
-        yield "Modules with a larger error than before. The first one causes the change:"
+        yield from ("", "Modules with a larger error than before. The first one causes the change:")
         yield from ("", "| module | relative error before | now |", "|---|---|---|")
         for layer in change.grown[:_LAYERS_SHOWN]:
             yield f"| {escape_markdown(layer.module or '(model)')} | {format_number(layer.before)} | {format_number(layer.now)} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
     elif change.coverage:
-        yield "The modules are not compared, because they also read the later tokens."
+        yield from ("", "The modules are not compared, because they also read the later tokens.")
     elif change.module is None and expected.layers and actual.layers:
-        yield "No module has a clearly larger error than before."
+        yield from ("", "No module has a clearly larger error than before.")
     elif change.module is None:
-        yield "One of the captures has no errors of modules."
-    if command := _find_operation(expected, actual, change):
-        yield from ("", f"To find the operation: {markdown_code(command)}.")
+        yield from ("", "One of the captures has no errors of modules.")
+    for purpose, command in _steps_to_operation(expected, actual, change):
+        yield from ("", f"{purpose[:1].upper()}{purpose[1:]}:", "", markdown_block(command))
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:

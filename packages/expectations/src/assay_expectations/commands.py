@@ -171,8 +171,8 @@ def verify(
     """Verify that models still give the outputs that were captured on this kind of machine.
 
     Exit code: 0 PASS; 1 FAIL, also for a stale expectation; 2 usage or environment error; 3 nothing was
-    captured on this kind of machine, or part of a model never ran. Versions of software may differ;
-    the verdict lists them.
+    captured on this kind of machine, a file cannot be read, or part of a model never ran. Versions of software
+    may differ; the verdict lists them.
     """
     from assay.cli.ending import finish
     from assay.runs import open_progress
@@ -242,7 +242,7 @@ def page(
 
     Example: assay expect page expectations --runs runs --output expectations.html
 
-    Exit code: 0; 2 usage or environment error; 3 a file cannot be read, and the page has the others.
+    Exit code: 0; 2 usage or environment error; 3 a file cannot be read, and the page has the others, if any.
     """
     from datetime import UTC, datetime
 
@@ -252,11 +252,12 @@ def page(
 
     now = datetime.now(UTC)
     readable, broken = read_files(expectations or [SHIPPED])
-    cells = collect_cells(readable, runs, output, now)
-    print_text(write_page(cells, f"{now:%Y-%m-%d}", output))
-    print_error(f"cells: {describe_states(cells)}")
     for error in broken.values():
         print_error(f"left out: {error}")
+    if readable:
+        cells = collect_cells(readable, runs, output, now)
+        print_text(write_page(cells, f"{now:%Y-%m-%d}", output))
+        print_error(f"cells: {describe_states(cells)}")
     if broken:
         raise typer.Exit(3)
 

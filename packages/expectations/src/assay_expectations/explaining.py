@@ -2,23 +2,25 @@
 
 The yardstick of this environment follows the recorded tokens. Where it gives other values than at the capture, the
 model's files or its code changed. Where it gives the same, a run that agrees with the host in the same dtype only
-rounds differently. Imports no torch.
+rounds differently, if a version changed and the error is small. Imports no torch.
 """
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.errors import assay_command
+from assay.judge.levels import find_worst
 from assay.judge.wording import format_number
+from assay.models.config_files import can_move_outputs, list_changes
+from assay.statistics import MOST_ROUNDING
 from assay_expectations.judging import (
     errors_of,
     is_within_limits,
+    judge_by,
     judge_numbers,
     limits_of,
 )
@@ -30,10 +32,9 @@ from assay_expectations.records import (
     Reference,
     Seen,
     Signature,
-    can_move_outputs,
-    list_changes,
+    list_steps,
     place_of,
-    recapture_command,
+    step_to_verify,
 )
 
 Answer = Literal["files", "code", "rounding", "run", "none"]
@@ -52,116 +53,147 @@ class Explained:
     """The answer for one expectation."""
 
     answer: Answer
-    """files: of the model. code: of the model. rounding: of a library. run: the observed one. none: unknown."""
+    """files: of the model. code: of the model. rounding: of a library. run: the observed one. none: undecided."""
     sentence: str
     next_step: str
     module: str | None = None
     """The first module with other results, in the order in which modules end."""
 
 
-class _Steps(NamedTuple):
-    """Commands that an answer can advise."""
-
-    find: str
-    """Finds the operation by a reference of this environment."""
-    find_by_old: str
-    """Finds the operation by a reference of the capture's environment."""
-    find_in_old: str
-    """Finds the operation in the run of the capture's environment, by a reference of this one."""
-    recapture: str
-    """Accepts the change; "" for a patched run, which must not become the expectation."""
-
-    @property
-    def find_or_accept(self) -> str:
-        """Return the advice for an unexplained change."""
-        accept = f"; if the change is meant: {self.recapture}" if self.recapture else ""
-        return self.find + accept
+# A purpose and its command.
+Step = tuple[str, str]
 
 
 def explain(
-    expectation: Expectation, seen: Seen, here: AllSeen, run: str, output: Path | str
+    expectation: Expectation, seen: Seen, here: AllSeen, run: str, accept: Step
 ) -> Explained:
-    """Explain an observation over a limit. output: where a recapture goes."""
-    check = partial(
-        assay_command,
-        *("check", "generate", expectation.model),
-        reference="cpu/float32",
-        candidate=run,
-        candidate_setup=here.setup,
-    )
-    steps = _Steps(
-        f"to find the operation: {check()}",
-        f"to find the operation, in the old environment: {check(candidate_python=sys.executable)}",
-        f"to find the operation: {check_old_environment(expectation)}",
-        "" if here.setup else recapture_command(expectation.model, run, output),
-    )
+    """Explain an observation over a limit. accept: the step that makes it the expectation."""
     if seen.reference is None or seen.observed is None:
-        return Explained("none", "", steps.find_or_accept)
-    reference, observed = seen.reference, seen.observed.distributions
-    agrees = reference.on_host is None or _agrees(expectation, reference, observed)
-    moved = exact_change(expectation.signature, reference.yardstick)
-    if moved <= EXACT_ROUNDING[reference.yardstick_dtype]:
-        return _explain_same(expectation, reference, here, steps, agrees=agrees)
-    answer, sentence, module = _explain_moved(
-        expectation, seen, reference, describe_environment(expectation, here)
+        check = check_command(expectation.model, run, candidate_setup=here.setup)
+        return Explained("none", "", list_steps((_FIND, check)))
+    observed = seen.observed.distributions
+    explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
+    dtype = seen.reference.yardstick_dtype
+    moved = exact_change(expectation.signature, seen.reference.yardstick)
+    return (
+        explainer.explain_same()
+        if moved <= EXACT_ROUNDING[dtype]
+        else explainer.explain_moved(f"the exact outputs ({dtype}) move by {format_number(moved)}")
     )
-    if not agrees:
-        sentence += "; besides, the run fails against a reference of this environment"
-        return Explained(answer, sentence, steps.find, module)
-    if reference.on_host is not None:
-        sentence += "; the run agrees with a reference of this environment"
-    advice = f"if the change is meant: {steps.recapture}" if steps.recapture else steps.find
-    if answer == "files":
-        advice = f"restore the file; {advice}"
-    if answer == "code":
-        advice += f"; {steps.find_in_old}"
-    return Explained(answer, sentence, advice, module)
 
 
-def _explain_same(
-    expectation: Expectation, reference: Reference, here: AllSeen, steps: _Steps, *, agrees: bool
-) -> Explained:
-    """Explain a run over a limit whose yardstick gives the captured values.
+@dataclass(frozen=True, slots=True)
+class _Explainer:
+    """Explains one observation over a limit."""
 
-    agrees: True if the run agrees with the host in the same dtype, or is that run.
-    """
-    same = "the exact outputs are those of the capture"
-    host = "the host without the setup function" if here.setup else "the host"
-    packages = describe_environment(expectation, here)
-    module = first_grown(expectation.layers, reference.layers)
-    where = "" if module is None else f", first in {module or '(model)'}"
-    if not agrees:
-        sentence = f"the run itself is wrong{where}: {same}, and the run disagrees with {host}"
-        return Explained("run", sentence, steps.find, module)
-    if not packages:
-        lost = f"the run is less accurate than at its capture{where}"
-        sentence = f"{lost}: {same}, and no version differs"
-        return Explained("none", sentence, steps.find_or_accept, module)
-    sentence = f"a library rounds differently ({packages}){where}: {same}"
-    if reference.on_host is not None:
+    expectation: Expectation
+    seen: Seen
+    here: AllSeen
+    run: str
+    accept: Step
+    reference: Reference
+    observed: Distributions
+
+    @property
+    def _agrees(self) -> bool:
+        """True if the run is as close to the yardstick of this environment as the host in its dtype, or is that run."""
+        host, expectation = self.reference.on_host, self.expectation
+        if host is None:
+            return True
+        update = {"yardstick": self.reference.yardstick, "captured": host}
+        signature = expectation.signature.model_copy(update=update)
+        limits = limits_of(signature)
+        judged = judge_numbers(signature, self.observed, expectation.key.machine.dtype, limits)
+        return is_within_limits(judged)
+
+    @property
+    def _packages(self) -> str:
+        return describe_environment(self.expectation, self.here)
+
+    @property
+    def _grown(self) -> tuple[str | None, str]:
+        """The first module in which the run is less accurate than the captured one, and words for it."""
+        grown = find_grown(self.expectation.layers, self.reference.layers)
+        module = next((one.place for one in grown), None)
+        return module, "" if module is None else f", first in {module or '(model)'}"
+
+    def _check(self, **options: str) -> str:
+        return check_command(
+            self.expectation.model, self.run, candidate_setup=self.here.setup, **options
+        )
+
+    def _list_steps(self, *first: Step) -> str:
+        """List steps, and last the one that accepts the run, which a patched run never is."""
+        return list_steps(*first) if self.here.setup else list_steps(*first, self.accept)
+
+    def explain_moved(self, moved: str) -> Explained:
+        """Explain a run whose yardstick gives other values than at the capture."""
+        module, size = first_changed(
+            self.expectation.exact_layers,
+            self.reference.exact_layers,
+            EXACT_ROUNDING[self.reference.yardstick_dtype],
+        )
+        if size:
+            moved += f", first in {module or '(model)'} by {format_number(size)}"
+        settings = "; ".join(filter(can_move_outputs, self.seen.config))
+        packages = self._packages and f" ({self._packages})"
+        answer: Answer = "files" if settings else "code"
+        cause = settings or f"the model's code changed{packages}"
+        sentence = f"{cause}: {moved}"
+        grown, place = self._grown
+        if not self._agrees:
+            sentence += f"; besides, the run fails against a reference of this environment{place}"
+            return Explained(answer, sentence, list_steps((_FIND, self._check())), module)
+        if self.reference.on_host is not None:
+            sentence += "; the run agrees with a reference of this environment"
+        if grown is not None:
+            sentence += f"; besides, the run is less accurate than the captured one{place}"
+        restore = step_to_verify(self.seen.file, self.run)
+        then = self.expectation.provenance.run
+        find = _FIND, check_command(self.expectation.model, then, candidate_python="OLD_PYTHON")
+        return Explained(answer, sentence, self._list_steps(restore if settings else find), module)
+
+    def explain_same(self) -> Explained:
+        """Explain a run whose yardstick gives the captured values."""
+        same, packages = "the exact outputs are those of the capture", self._packages
+        grown, place = self._grown
+        if not self._agrees:
+            host = "the host without the setup function" if self.here.setup else "the host"
+            sentence = f"the run itself is wrong{place}: {same}, and the run disagrees with {host}"
+            return Explained("run", sentence, list_steps((_FIND, self._check())), grown)
+        # A check here would share what changed with its reference, and pass.
+        find_by_old = (
+            f"{_FIND}, in an environment with the versions of the capture",
+            self._check(candidate_python=sys.executable),
+        )
+        worst = find_worst(judge_by(self.expectation, self.observed).values())
+        if not packages or worst.severity > MOST_ROUNDING:
+            why = (
+                f"the error is larger than another rounding explains ({packages})"
+                if packages
+                else "no version differs"
+            )
+            sentence = (
+                f"undecided: the run is less accurate than the captured one{place}, but {same}, and {why}."
+                " A library may have been edited, which a check here cannot see"
+            )
+            return Explained("none", sentence, list_steps(find_by_old), grown)
+        sentence = f"a library rounds differently ({packages}){place}: {same}"
+        if self.reference.on_host is None:  # nothing else here can judge it
+            return Explained("rounding", sentence, self._list_steps(find_by_old), grown)
         sentence += ", and the run agrees with a reference of this environment"
-        advice = f"nothing to look for; recapture: {steps.recapture or steps.find}"
-    else:  # nothing else here can judge it: the host is its own reference
-        advice = steps.find_by_old
-        if steps.recapture:
-            advice = f"if this accuracy is enough: {steps.recapture}; {advice}"
-    return Explained("rounding", sentence, advice, module)
+        advice = self._list_steps() or list_steps(find_by_old)
+        return Explained("rounding", sentence, advice, grown)
 
 
-def _explain_moved(
-    expectation: Expectation, seen: Seen, reference: Reference, packages: str
-) -> tuple[Answer, str, str | None]:
-    """Return the answer for a yardstick with other values, its sentence, and the first module."""
-    dtype = reference.yardstick_dtype
-    moved = exact_change(expectation.signature, reference.yardstick)
-    module, size = first_changed(
-        expectation.exact_layers, reference.exact_layers, EXACT_ROUNDING[dtype]
+_FIND = "to find the operation"
+
+
+def check_command(model: str, run: str, **options: object) -> str:
+    """Return the command that finds the operation by a reference of the environment in which it runs."""
+    return assay_command(
+        "check", "generate", model, reference="cpu/float32", candidate=run, **options
     )
-    first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
-    changed = f"the exact outputs ({dtype}) move by {format_number(moved)}{first}"
-    if config := [one for one in seen.config if can_move_outputs(one)]:
-        return "files", f"{'; '.join(config)}: {changed}", module
-    return "code", f"the model's code changed{packages and f' ({packages})'}: {changed}", module
 
 
 def describe_environment(expectation: Expectation, here: AllSeen) -> str:
@@ -203,29 +235,20 @@ def first_changed(
     return None, 0.0
 
 
-def first_grown(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """Return the first module whose error grew. NaN counts as growth."""
-    grown = (
-        place_of(module, before)
-        for module, error in before.items()
-        if module in now and not now[module] <= MIN_GROWTH * error
-    )
-    return next(grown, None)
+@dataclass(frozen=True, slots=True)
+class GrownLayer:
+    """A module whose relative error grew."""
+
+    module: str
+    """Its name in `Expectation.layers`."""
+    place: str
+    """The module whose code makes the value."""
+    before: float
+    now: float
 
 
-def check_old_environment(expectation: Expectation) -> str:
-    """Return the command that compares the run in the environment of the capture with a reference of this one."""
-    return assay_command(
-        *("check", "generate", expectation.model),
-        reference="cpu/float32",
-        candidate=expectation.provenance.run,
-        candidate_python="OLD_PYTHON",
-    )
-
-
-def _agrees(expectation: Expectation, reference: Reference, observed: Distributions) -> bool:
-    """Return True if the run is as close to the yardstick of this environment as the host is."""
-    update = {"yardstick": reference.yardstick, "captured": reference.on_host}
-    signature = expectation.signature.model_copy(update=update)
-    dtype = expectation.key.machine.dtype
-    return is_within_limits(judge_numbers(signature, observed, dtype, limits_of(signature)))
+def find_grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
+    """Yield the modules whose error grew, in the order in which they end. NaN counts as growth."""
+    for module, error in before.items():
+        if module in now and not now[module] <= MIN_GROWTH * error:
+            yield GrownLayer(module, place_of(module, before), error, now[module])

@@ -4,6 +4,7 @@ The other layout fuses projections of one input, and splits all others in two. A
 other sizes and must give the same output.
 """
 
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from assay.verdicts import Verdict
 from assay_expectations.capture_and_verify import capture_expectation, verify_expectations
 from assay_expectations.records import CaptureOptions, Weight, read_expectation, weight_differences
 
-_NUM_TOKENS = 4
+_NUM_TOKENS = 8
 
 
 class FusedPart(nn.Module):
@@ -119,9 +120,6 @@ def _laid_out_otherwise(linears: list[nn.Module]) -> list[nn.Module]:
     return parts
 
 
-_NUM_TOKENS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
     """A model that is verified by its expectations."""
@@ -171,10 +169,13 @@ class ExpectedModel:
         ]
 
 
-def unused_files(folder: Path, models: list[str]) -> list[Path]:
-    """List expectations in `folder` of models that are not in `models`."""
+def unused_files(folder: Path, models: list[str]) -> list[str]:
+    """Describe the expectations in `folder` of models that are not in `models`."""
+    found = {file: read_expectation(file).model for file in sorted(folder.glob("*.json"))}
     return [
-        file for file in sorted(folder.glob("*.json")) if read_expectation(file).model not in models
+        f"{file} is of {model}, which is not tested: add --expectation-model {shlex.quote(model)}, or delete the file"
+        for file, model in found.items()
+        if model not in models
     ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from assay_expectations.decoders import DecoderOptions
 
@@ -129,3 +129,9 @@ def one_line_failures() -> "Iterator[None]":
         yield
     except AssayError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def assert_none(problems: "Sequence[str]") -> None:
+    """Fail the test with one line for each problem."""
+    if problems:
+        raise pytest.fail.Exception("\n".join(problems), pytrace=False)

@@ -9,6 +9,7 @@ Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M proj
 
 import json
 import re
+import shlex
 from collections.abc import Container, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -28,9 +29,9 @@ from assay.files import (
     validate_record,
     write_whole,
 )
-from assay.foreign_text import shorten
 from assay.judge.coverage import Usage
 from assay.judge.wording import format_count
+from assay.models.config_files import list_changes
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import Number, Record
@@ -119,7 +120,7 @@ class Key(PublishedRecord):
 
 def machine_differences(expected: Machine, actual: Machine) -> list[str]:
     """List the differences between two machines."""
-    return value_differences(expected.model_dump(), actual.model_dump())
+    return list_changes(expected.model_dump(), actual.model_dump())
 
 
 # Token ids of the user's own prompts; empty for built-in ones.
@@ -133,7 +134,7 @@ def content_differences(
     found = weight_differences(expected.weights, actual.weights)
     if expected.tokenizer_hash != actual.tokenizer_hash:
         found.append("different tokenizer")
-    settings = value_differences(expected.settings.model_dump(), actual.settings.model_dump())
+    settings = list_changes(expected.settings.model_dump(), actual.settings.model_dump())
     has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
     name = "unpadded_hash" if has_both else "prompts_hash"
     if getattr(expected, name) != getattr(actual, name):
@@ -172,52 +173,6 @@ def has_same_inputs(expected: Content, actual: Content) -> bool:
     return shapes[0] == shapes[1] and not content_differences(
         expected, actual.model_copy(update={"weights": expected.weights})
     )
-
-
-def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """List the changes of named values since a capture: "torch 2.11.0 → 2.13.0"."""
-    return [
-        f"{name} {_shown(then, name)} → {_shown(now, name)}"
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name) != now.get(name)
-    ]
-
-
-STORED_DTYPE = "config.json: dtype"
-_WITHOUT_EFFECT = (
-    f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
-)  # fmt: skip
-
-
-def list_config_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """List the changes of `Expectation.config`, except of a dtype that an older file does not record."""
-    has_both = STORED_DTYPE in then and STORED_DTYPE in now
-    sides = [
-        {name: value for name, value in side.items() if has_both or name != STORED_DTYPE}
-        for side in (then, now)
-    ]
-    return list_changes(*sides) if then and now else []
-
-
-def can_move_outputs(change: str) -> bool:
-    """Return False for a change that no output under given tokens can depend on.
-
-    A run loads the dtype of its RUN, and the ids that begin or end a text choose tokens alone.
-    """
-    return not change.startswith(_WITHOUT_EFFECT)
-
-
-def _shown(values: Mapping[str, object], name: str) -> str:
-    return shorten(values[name]) if values.get(name) is not None else "absent"
-
-
-def value_differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
-    """List the differences between named values."""
-    return [
-        f"{name} is {actual.get(name, 'absent')}, expected {expected.get(name, 'absent')}"
-        for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name)
-    ]
 
 
 def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
@@ -434,12 +389,13 @@ class BrokenExpectationError(UnreadableFileError):
 
     problem: str = ""
     next_step: str = ""
-    """The command or act that goes on."""
+    """From `list_steps`."""
 
     @classmethod
-    def explained(cls, path: Path | str, problem: str, next_step: str) -> Self:
-        """Make the error of the file `path`."""
-        error = cls(f"{path}: {problem}. To go on: {next_step}")
+    def explained(cls, path: Path | str, problem: str, *steps: tuple[str, str]) -> Self:
+        """Make the error of the file `path`. steps: those of `list_steps`."""
+        next_step = list_steps(*steps)
+        error = cls(f"{path}: {problem}. To go on, {next_step}")
         error.problem, error.next_step = problem, next_step
         return error
 
@@ -450,7 +406,7 @@ def read_expectation(path: Path) -> Expectation:
         text = read_text(path)
     except UnreadableFileError as error:
         raise BrokenExpectationError.explained(
-            path, _without_path(error, path), f"git checkout {path}"
+            path, _without_path(error, path), _restore(path)
         ) from None
     return parse_expectation(text, path)
 
@@ -462,13 +418,14 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
     """
     if text.startswith(LFS_POINTER):
         problem = "it is a pointer of Git LFS, not the file itself"
-        raise BrokenExpectationError.explained(path, problem, "git lfs pull")
+        raise BrokenExpectationError.explained(path, problem, ("fetch it", "git lfs pull"))
     if (conflict := re.search(r"^<{7} .*$", text, re.MULTILINE)) is not None:
         line = text.count("\n", 0, conflict.start()) + 1
         raise BrokenExpectationError.explained(
             path,
             f"it has a conflict marker of git in line {line}",
-            f"take one side (git checkout --ours {path}, or --theirs), then verify it",
+            ("take one side, then verify it", f"git checkout --ours {shlex.quote(str(path))}"),
+            ("or the other side", f"git checkout --theirs {shlex.quote(str(path))}"),
         )
     record: Any = None
     try:
@@ -479,14 +436,28 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
     except UnreadableFileError as error:
         if record is not None and not (isinstance(record, dict) and "schema" in record):
             raise BrokenExpectationError.explained(
-                path, "it is not an expectation", "move it out of the folder of expectations"
+                path,
+                "it is not an expectation",
+                (
+                    "move it out of the folder of expectations",
+                    f"mv {shlex.quote(str(path))} .",
+                ),
             ) from None
         renewal = _renewal(record if isinstance(record, dict) else {}, file or path)
         is_old = isinstance(record, dict) and record.get("schema") != SCHEMA  # git has no newer one
-        restore = "" if file or is_old else f"git checkout {path}, or capture it again: "
+        steps = [] if file or is_old else [_restore(path)]
         raise BrokenExpectationError.explained(
-            path, _without_path(error, path), f"{restore}{renewal}"
+            path, _without_path(error, path), *steps, ("capture it again", renewal)
         ) from None
+
+
+def step_to_verify(file: str, run: str) -> tuple[str, str]:
+    """Return the step after a change that is not intended."""
+    return "restore the model's files, then", assay_command("expect", "verify", file, run=run)
+
+
+def _restore(path: Path | str) -> tuple[str, str]:
+    return "restore it", f"git checkout {shlex.quote(str(path))}"
 
 
 def _validate(record: object, path: Path | str) -> Expectation:
@@ -516,6 +487,11 @@ def _renewal(record: Mapping[str, Any], file: Path | str) -> str:
     return recapture_command(
         model if isinstance(model, str) else "MODEL", run if isinstance(run, str) else "RUN", file
     )
+
+
+def list_steps(*steps: tuple[str, str]) -> str:
+    """Format the next steps: the purpose of each, and its command on a line of its own, to be copied."""
+    return "\n".join(f"{purpose}:\n  {command}" for purpose, command in steps)
 
 
 def recapture_command(model: str, run: str, file: Path | str) -> str:

@@ -1,8 +1,8 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from assay.judge.levels import (
     rows_of,
 )
 from assay.judge.wording import describe_error, format_against, format_count, format_number
+from assay.models.config_files import can_move_outputs
 from assay.verdicts import Coverage, Diagnosis, Location, Measurement, Outcome, Unmatched, Verdict
-from assay_expectations.explaining import Explained, describe_environment, explain
+from assay_expectations.explaining import Step, describe_environment, explain
 from assay_expectations.judging import (
     Judged,
     describe_likeness,
@@ -46,8 +47,10 @@ from assay_expectations.records import (
     Machine,
     Observed,
     Seen,
+    list_steps,
     machine_differences,
     recapture_command,
+    step_to_verify,
 )
 
 SHIPPED = Path(str(files("assay_expectations") / "shipped"))
@@ -58,20 +61,6 @@ _OWN_FOLDER = "expectations"
 _NO_EXPECTATION = "expectations"
 # More notes of one kind would hide others.
 _MAX_NOTES = 3
-
-
-@dataclass
-class _Notes:
-    """The notes of a verdict, with names of expectations that share one."""
-
-    shared: dict[str, list[str]] = field(default_factory=dict)
-
-    def share(self, name: str, note: str) -> None:
-        self.shared.setdefault(note, []).append(name)
-
-    def lines(self) -> list[str]:
-        """Return each shared note once."""
-        return [f"{name_some(names)}: {note}" for note, names in self.shared.items()]
 
 
 def judge_seen(
@@ -90,17 +79,17 @@ def judge_seen(
     results: dict[str, LevelResult] = {}
     elsewhere: dict[str, str] = {}
     coverages: list[Coverage] = []
-    notes = _Notes()
+    changes: dict[str, list[str]] = {}  # the names of expectations that share one
     for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
         if expectation.key.machine != here.machine:
             elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
             continue
         if changed := describe_environment(expectation, here):
-            notes.share(name, f"changed since its capture: {changed}")
+            changes.setdefault(changed, []).append(name)
         results[name] = _judge_one(name, expectation, seen, here, run)
         level = results[name].level
         if unexplained := [one for one in seen.config if one not in (level.reason or "")]:
-            notes.share(name, f"changed since its capture: {'; '.join(unexplained)}")
+            changes.setdefault("; ".join(unexplained), []).append(name)
         if seen.usage is not None and seen.observed is not None and not seen.stale:
             parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
             coverages.append(judge_coverage(parts))
@@ -115,9 +104,12 @@ def judge_seen(
         results[_NO_EXPECTATION] = not_compared("; ".join(others), next=advice)
         others = []
     steps = _next_steps(results)
+    notes = [
+        f"{name_some(names)}: changed since the capture: {one}" for one, names in changes.items()
+    ]
     return combine(
         results,
-        [*notes.lines(), *others, *steps[1:]],
+        [*notes, *others, *steps[1:]],
         next_step=steps[0] if steps else None,
         model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
@@ -144,7 +136,9 @@ def _next_steps(results: Mapping[str, LevelResult]) -> list[str]:
         if level.verdict is not Outcome.PASS and (step := (level.model_extra or {}).get("next"))
     ]
     (_, _, first), *others = sorted(steps, key=lambda one: one[0]) or [(True, "", "")]
-    notes = [f"{name}: {step}" for _, name, step in others]
+    notes = [
+        f"{name}: {' '.join(map(str.strip, step.splitlines()[:2]))}" for _, name, step in others
+    ]
     if (more := len(notes) - _MAX_NOTES) > 0:
         notes[_MAX_NOTES:] = [f"{more} more files have their next step in verdict.json"]
     return [first, *notes] if first else []
@@ -153,7 +147,7 @@ def _next_steps(results: Mapping[str, LevelResult]) -> list[str]:
 def _headline(results: Mapping[str, LevelResult]) -> str | None:
     """Name what failed, so that no number of another file stands for it, or state the largest error of a PASS."""
     for outcome, words in (
-        (Outcome.FAIL, "differ from their captures"),
+        (Outcome.FAIL, "differ from the captured outputs"),
         (Outcome.NOT_COMPARED, "were not compared"),
     ):
         names = [name for name, one in results.items() if one.level.verdict is outcome]
@@ -161,7 +155,11 @@ def _headline(results: Mapping[str, LevelResult]) -> str | None:
             if names[0] == _NO_EXPECTATION:
                 return "Nothing was captured for this device and dtype."
             summary = (results[names[0]].level.model_extra or {}).get("summary")
-            one = "differs from its capture" if outcome is Outcome.FAIL else "was not compared"
+            one = (
+                "differs from the captured outputs"
+                if outcome is Outcome.FAIL
+                else "was not compared"
+            )
             return f"{names[0]} {summary or one}"
         if names:
             return f"{len(names)} of {len(results)} expectations {words}: {name_some(names)}"
@@ -224,29 +222,27 @@ def _judge_one(
     name: str, expectation: Expectation, seen: Seen, here: AllSeen, run: str
 ) -> LevelResult:
     facts: dict[str, Any] = {"expectation": expectation.hash}
-    output, advice = _output_of(seen.file, expectation, run)
+    accept = _step_to_accept(seen.file, expectation, run)
     if seen.missing is not None:
-        act = "git lfs pull" if "git lfs pull" in seen.missing else "restore the model"
         other = assay_command("expect", "verify", seen.file, run=run, model="MODEL")
-        return not_compared(seen.missing, next=f"{act}, or use another folder: {other}")
+        steps = [("restore the model, or use another folder", other)]
+        if (pull := "git lfs pull") in seen.missing:
+            steps = [("fetch the file", pull), ("or use another folder", other)]
+        return not_compared(seen.missing, next=list_steps(*steps))
     if seen.stale:
-        return _judge_stale(
-            name, expectation, seen, facts | {"next": f"if the change is meant: {advice}"}
-        )
+        facts["next"] = list_steps(step_to_verify(seen.file, run), accept)
+        return _judge_stale(name, expectation, seen, facts)
     if seen.observed is None:
         load = assay_command("check", "load", expectation.model, run=run)
-        return failed(0, seen.problem or "no outputs", **facts, next=load)
+        reason = "; ".join([*filter(can_move_outputs, seen.config), seen.problem or "no outputs"])
+        return failed(0, reason, **facts, next=load)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
     facts["since_capture"] = [one for one in changed if one]
     if is_within_limits(judged):
         return level_of_signature(name, expectation, judged, None, facts)
-    explained = explain(expectation, seen, here, run, output)
-    if output == _OWN_FOLDER:
-        explained = Explained(
-            **(asdict(explained) | {"next_step": f"{explained.next_step} ({_SHIPPED_STAYS})"})
-        )
+    explained = explain(expectation, seen, here, run, accept)
     reason = _describe_failure(judged, expectation, seen.observed)
     facts |= {"drift": asdict(explained), "next": explained.next_step}
     if explained.sentence:
@@ -255,20 +251,19 @@ def _judge_one(
     location = (
         None if explained.module is None else Location(phase="forward", module=explained.module)
     )
-    diagnosis: Diagnosis | None = "module-error" if location else None
+    is_of_code = location is not None and explained.answer != "files"
+    diagnosis: Diagnosis | None = "module-error" if is_of_code else None
     result.cause = Cause(diagnosis, location)
     return result
 
 
-_SHIPPED_STAYS = f"the shipped file belongs to assay: your own goes to {_OWN_FOLDER}/"
-
-
-def _output_of(file: str, expectation: Expectation, run: str) -> tuple[str, str]:
-    """Return where a recapture goes, and its command. A shipped file is never replaced."""
-    is_shipped = Path(file).resolve().parent == SHIPPED.resolve()
-    output = _OWN_FOLDER if is_shipped else file
-    command = recapture_command(expectation.model, run, output)
-    return output, f"{command} ({_SHIPPED_STAYS})" if is_shipped else command
+def _step_to_accept(file: str, expectation: Expectation, run: str) -> Step:
+    """Return the step that captures again. A shipped file is never replaced."""
+    purpose, output = "if the change is intended", file
+    if Path(file).resolve().parent == SHIPPED.resolve():
+        output = _OWN_FOLDER
+        purpose += f" (the shipped file belongs to assay: your own goes to {output}/)"
+    return purpose, recapture_command(expectation.model, run, output)
 
 
 def _judge_stale(
@@ -296,7 +291,6 @@ def level_of_signature(
     judged: Judged,
     reason: str | None,
     facts: Mapping[str, Any],
-    notes: Iterable[str] = (),
 ) -> LevelResult:
     """Make the result of the level `name`, with `facts` in the verdict."""
     ratios = tuple(judged.values())
@@ -304,7 +298,7 @@ def level_of_signature(
     level = level_of(num_tokens, int(not is_within_limits(judged)), {"reason": reason, **facts})
     port = f"output.{'+'.join(expectation.signature.outputs) or 'logits'}"
     rows = [one.measurement(name, port) for one in ratios]
-    return LevelResult(level, rows, list(notes), ratios)
+    return LevelResult(level, rows, judged=ratios)
 
 
 def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:

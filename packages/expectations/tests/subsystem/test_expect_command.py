@@ -204,7 +204,8 @@ def test_usage_error_exits_with_2_and_one_message(
     done = assay(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
+    *_, last = done.stderr.split("assay: ", 1)
+    assert last.startswith(message)
 
 
 @pytest.mark.long
@@ -232,7 +233,7 @@ def test_changed_configuration_is_named_with_its_effect(captured: Path, tmp_path
     settings = json.loads(config.read_text()) | {"rms_norm_eps": 1e-5}
     config.write_text(json.dumps(settings))
     code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
-    assert (code, verdict["diagnosis"]) == (1, "module-error")
+    assert (code, verdict["diagnosis"]) == (1, None)
     assert verdict["location"]["module"] == "model.layers.0.input_layernorm"
     (level,) = verdict["levels"].values()
     change = "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs (float64) move by "

@@ -148,7 +148,7 @@ def test_recapture_that_hides_a_break_needs_a_reason(
     assert str(raised.value) == (
         f"{path} exists, and the new capture differs from it: the run is less accurate: the exact outputs"
         " are the same; over a limit: relative error of the logits 5e-2 is 5.0x the error of the older"
-        " capture (limit 2.0x). Nothing was written. If the change is intended: --reason TEXT"
+        " capture (limit 2.0x). Nothing was written. If the change is intended, add --reason TEXT"
     )
     assert path.read_bytes() == before
 
@@ -193,10 +193,13 @@ def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("", r"has no expectation\. To capture one: assay expect capture MODEL --run cpu/float32 "),
+        (
+            "",
+            r"has no expectation\. To capture one:\n  assay expect capture MODEL --run cpu/float32 ",
+        ),
         (
             "absent.json",
-            r"absent.json: no such file or folder\. To restore a deleted one: git checkout ",
+            r"absent.json: no such file or folder\. To restore a deleted one:\n  git checkout ",
         ),
     ],
 )
@@ -234,16 +237,17 @@ def test_a_failed_verification_names_the_command_for_an_intended_change(
 ) -> None:
     file = write_expectation(expectation(), tmp_path / "e.json")
     steps = []
-    for number, error in enumerate((5 * NOISE, NOISE)):
-        seen = Seen(file=str(file), observed=observed(distributions(off(error))))
+    for number, stale in enumerate((["different tokenizer"], [])):
+        run = observed(distributions(off(NOISE)))
+        seen = Seen(file=str(file), observed=run, stale=stale)
         here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
         monkeypatch.setattr(capture_and_verify, "call", lambda *_, here=here, **__: [here])
         folder = RunFolder.create("expect verify", tmp_path / str(number)).path
         verdict = verify_expectations([file], "acme/bfloat16", folder, SilentProgress())
         steps.append(verdict.next_step)
     command = f"assay expect capture micro:llama --run acme/bfloat16 --output {file} --reason TEXT"
-    assert str(steps[0]).endswith(f"; if the change is meant: {command}")
-    assert steps[1] is None
+    restored = f"restore the model's files, then:\n  assay expect verify {file} --run acme/bfloat16"
+    assert steps == [f"{restored}\nif the change is intended:\n  {command}", None]
 
 
 def test_a_capture_says_what_became_of_the_file(
@@ -297,7 +301,7 @@ def test_a_capture_says_that_it_drops_an_approval(
     progress = SilentProgress()
     monkeypatch.setattr(progress, "note", notes.append)
     dropped = (
-        "the approval of Ada is dropped, because the new capture differs. To approve it: the same command"
+        "the approval of Ada is dropped, because the new capture differs. To approve it, repeat the command"
         " with --approved-by NAME"
     )
     for approver in ("Ada", None):
@@ -348,7 +352,7 @@ def test_a_second_file_of_one_key_does_not_stop_the_others(
     assert verdict.levels[str(copy)].reason == (
         f"it is for the same model, inputs and machine as {named}, which is verified"
     )
-    assert verdict.next_step == f"delete one of the two, for example: git rm {copy}"
+    assert verdict.next_step == f"delete one of the two, for example:\n  git rm {copy}"
 
 
 def test_shipped_expectations_have_the_current_limits() -> None:
@@ -359,25 +363,28 @@ def test_shipped_expectations_have_the_current_limits() -> None:
         assert one.limits_origin == limits_origin(one.model, one.key.machine)
 
 
-def test_a_broken_file_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_other", [True, False])
+def test_a_broken_file_is_not_compared(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_other: bool,
 ) -> None:
-    good = write_expectation(expectation(), tmp_path / "a.json")
+    seen = []
+    if has_other:
+        good = write_expectation(expectation(), tmp_path / "a.json")
+        seen = [Seen(file=str(good), observed=observed(distributions(off(NOISE))))]
     broken = tmp_path / "b.json"
     broken.write_text("<<<<<<< HEAD\n{}\n")
-    here = AllSeen(
-        machine=MACHINE,
-        versions=VERSIONS,
-        seen=[Seen(file=str(good), observed=observed(distributions(off(NOISE))))],
-    )
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=seen)
     monkeypatch.setattr(capture_and_verify, "call", lambda *_, **__: [here])
     folder = RunFolder.create("expect verify", tmp_path / "run").path
     verdict = verify_expectations([tmp_path], "acme/bfloat16", folder, SilentProgress())
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.levels["a"].verdict is Outcome.PASS
+    assert not has_other or verdict.levels["a"].verdict is Outcome.PASS
     assert verdict.levels[str(broken)].reason == ("it has a conflict marker of git in line 1")
     assert verdict.next_step == (
-        f"take one side (git checkout --ours {broken}, or --theirs), then verify it"
+        f"take one side, then verify it:\n  git checkout --ours {broken}\n"
+        f"or the other side:\n  git checkout --theirs {broken}"
     )
 
 

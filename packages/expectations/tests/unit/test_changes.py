@@ -117,8 +117,6 @@ def test_stored_dtype_is_noted_but_moves_nothing() -> None:
     assert change.environment[0] == "config.json: dtype float32 → bfloat16"
     assert change.config == []
     assert change.answer.startswith("the model's code changed")
-    older = EXPECTED.model_copy(update={"config": {"a": 1}})
-    assert find_change(older, captured(NOISE, NOISE, **after)).environment == []
 
 
 def test_changed_weights_are_compared_without_a_verdict() -> None:
@@ -156,7 +154,8 @@ def test_check_against_itself_is_not_advised() -> None:
     origin = EXPECTED.provenance.model_copy(update={"run": "cpu/float32"})
     now = captured(NOISE, 5 * NOISE, provenance=origin)
     text = change_as_markdown(EXPECTED, now, find_change(EXPECTED, now))
-    assert "--candidate-python OLD_PYTHON" in text
+    assert "in the environment of OLD:" in text
+    assert text.count("assay check generate") == text.count("--candidate-python NEW_PYTHON") == 1
 
 
 def test_texts_are_compared_up_to_their_first_different_token() -> None:
@@ -231,7 +230,17 @@ Tokens that moved most (in units of the older error):
 
 One of the captures has no errors of modules.
 
-To find the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
+To find the operation:
+
+```text
+assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16
+```
+
+To find the operation, in the environment of OLD:
+
+```text
+assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16 --candidate-python NEW_PYTHON
+```
 
 Other changes since the older capture:
 
@@ -275,7 +284,22 @@ def test_a_dropped_approval_is_a_change() -> None:
 
 def test_a_break_ends_with_the_command_that_finds_the_operation() -> None:
     verdict, _, _ = judge_pair(EXPECTED, captured(NOISE, 5 * NOISE))
+    check = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
     assert verdict.next_step == (
-        "to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
-        " acme/bfloat16"
+        f"to find the operation:\n  {check}\nto find the operation, in the environment of OLD:\n  {check}"
+        " --candidate-python NEW_PYTHON"
+    )
+
+
+def test_captures_in_two_dtypes_name_the_commands_that_compare_them() -> None:
+    machine = MACHINE.model_copy(update={"dtype": "float32"})
+    origin = EXPECTED.provenance.model_copy(update={"run": "acme/float32"})
+    update = {"key": Key(machine=machine, content=CONTENT), "provenance": origin}
+    verdict, _, change = judge_pair(EXPECTED.model_copy(update=update), EXPECTED)
+    assert change.content == ["dtype float32 → bfloat16"]
+    assert verdict.next_step == (
+        "to judge acme/bfloat16 by a reference:\n"
+        "  assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16\n"
+        "to see a change, capture NEW on acme/float32 like OLD, then diff again:\n"
+        "  assay expect capture micro:llama --run acme/float32 --output NEW.json"
     )

@@ -235,9 +235,8 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
     assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
     assert verdict.notes == []
     assert verdict.next_step == (
-        "to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
-        " acme/bfloat16; if the change is meant: assay expect capture micro:llama --run acme/bfloat16"
-        " --output a.json --reason TEXT"
+        "to find the operation:\n  assay check generate micro:llama --reference cpu/float32 --candidate"
+        " acme/bfloat16"
     )
 
 
@@ -253,7 +252,11 @@ def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> No
     files = [Seen(file=f"{name}.json", observed=wrong) for name in "abcdef"]
     absent = Seen(file="0.json", missing="there is no folder m")
     verdict, _ = judge_seen(RUN, [EXPECTATION] * 7, here(absent, *files))
-    assert "--output a.json" in str(verdict.next_step)
+    assert str(verdict.next_step) == (verdict.levels["a"].model_extra or {})["next"]
+    assert verdict.notes[0] == (
+        "b: to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
+        " acme/bfloat16"
+    )
     assert [note[:1] for note in verdict.notes] == ["b", "c", "d", "3"]
     assert verdict.notes[-1] == "3 more files have their next step in verdict.json"
     assert all((level.model_extra or {})["next"] for level in verdict.levels.values())
@@ -282,11 +285,11 @@ def test_nan_is_a_failure_with_its_diagnosis() -> None:
 
 
 def test_stale_expectation_fails_with_the_differences() -> None:
-    stale = Seen(file="a.json", stale=["different tokenizer", "seed is 1, expected 0"])
+    stale = Seen(file="a.json", stale=["different tokenizer", "seed 0 → 1"])
     verdict, rows = judge_seen(RUN, [EXPECTATION], here(stale))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["a"].reason == (
-        "stale, different content: different tokenizer; seed is 1, expected 0"
+        "stale, different content: different tokenizer; seed 0 → 1"
     )
     assert rows == []
 
@@ -306,7 +309,7 @@ def test_changed_software_is_compared_and_listed() -> None:
     assert verdict.verdict is Outcome.PASS
     (note,) = verdict.notes
     assert note == (
-        "a: changed since its capture: driver 7 → absent, runtime absent → 1, torch 2.13.0 → 2.14.0"
+        "a: changed since the capture: driver 7 → absent, runtime absent → 1, torch 2.13.0 → 2.14.0"
     )
 
 
@@ -314,7 +317,7 @@ def test_changed_software_does_not_excuse_a_failure() -> None:
     now = VERSIONS | {"torch": "2.14.0"}
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(10 * NOISE), versions=now))
     assert verdict.verdict is Outcome.FAIL
-    assert verdict.notes[0] == "a: changed since its capture: torch 2.13.0 → 2.14.0"
+    assert verdict.notes[0] == "a: changed since the capture: torch 2.13.0 → 2.14.0"
 
 
 def test_expectation_of_another_dtype_is_named_by_it() -> None:
@@ -331,7 +334,7 @@ def test_expectations_of_other_machines_are_not_a_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a belongs to another machine: architecture is a1, expected a2"
+        "a belongs to another machine: architecture a2 → a1"
     )
     assert verdict.next_step == "assay expect capture micro:llama --run acme/bfloat16 --output ."
     assert verdict.unmatched.expected == []
@@ -342,7 +345,7 @@ def test_result_for_another_machine_is_shown_without_a_verdict() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(seen()))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a belongs to another machine: architecture is a1, expected a2; it is not judged here, where"
+        "a belongs to another machine: architecture a2 → a1; it is not judged here, where"
         " relative error of the logits 1e-2 is 1.0x its noise (limit 2.0x)"
     )
     assert (verdict.compared, rows) == (0, [])
@@ -352,7 +355,7 @@ def test_expectations_of_other_machines_do_not_change_the_verdict() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION, elsewhere()], here(seen(), Seen(file="b.json")))
     assert verdict.verdict is Outcome.PASS
     assert list(verdict.levels) == ["a"]
-    assert verdict.notes == ["b belongs to another machine: architecture is a1, expected a2"]
+    assert verdict.notes == ["b belongs to another machine: architecture a2 → a1"]
 
 
 def test_many_expectations_of_other_machines_are_one_note() -> None:

@@ -131,9 +131,13 @@ def test_a_broken_file_does_not_stop_the_page(
         page([tmp_path / "kept"], runs=tmp_path, output=tmp_path / "page.html")
     assert raised.value.exit_code == 3
     assert (tmp_path / "page.html").is_file()
-    counted, left_out = capsys.readouterr().err.splitlines()
+    left_out, *_, counted = capsys.readouterr().err.splitlines()
     assert counted == "cells: 1 unseen"
     assert left_out.startswith(f"left out: {broken}: not JSON: ")
+    with pytest.raises(typer.Exit) as raised:
+        page([broken], runs=tmp_path, output=tmp_path / "none.html")
+    assert raised.value.exit_code == 3
+    assert not (tmp_path / "none.html").exists()
 
 
 def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:

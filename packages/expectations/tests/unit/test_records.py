@@ -14,7 +14,6 @@ from assay_expectations.records import (
     machine_differences,
     place_of,
     read_expectation,
-    value_differences,
     write_expectation,
 )
 from packages.expectations.tests.unit.sample_expectations import (
@@ -64,21 +63,14 @@ def test_different_inputs_and_settings_are_named() -> None:
     )
     assert content_differences(CONTENT, other) == [
         "different tokenizer",
-        "seed is 1, expected 0",
+        "seed 0 → 1",
     ]
 
 
 def test_machines_differ_in_named_parts() -> None:
     other = MACHINE.model_copy(update={"architecture": "a2"})
-    assert machine_differences(MACHINE, other) == ["architecture is a2, expected a1"]
+    assert machine_differences(MACHINE, other) == ["architecture a1 → a2"]
     assert machine_differences(MACHINE, MACHINE) == []
-
-
-def test_values_of_only_one_side_are_absent_on_the_other() -> None:
-    assert value_differences({"driver": "7", "torch": "1"}, {"runtime": "1", "torch": "1"}) == [
-        "driver is absent, expected 7",
-        "runtime is 1, expected absent",
-    ]
 
 
 SCHEMA_FILE = Path(__file__).parents[4] / "docs" / "expectation.schema.json"
@@ -168,8 +160,8 @@ def test_manually_changed_limit_is_detected(tmp_path: Path) -> None:
     path = write_expectation(expectation(), tmp_path / "x.json")
     limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
     assert problem_of(edited(path, {"limits": limits})) == (
-        "its hash does not match its content, which was edited or merged. To go on: git checkout"
-        f" {path}, or capture it again: assay expect capture micro:llama --run acme/bfloat16 --output {path}"
+        "its hash does not match its content, which was edited or merged. To go on, restore it:\n  git checkout"
+        f" {path}\ncapture it again:\n  assay expect capture micro:llama --run acme/bfloat16 --output {path}"
         " --reason TEXT"
     )
 
@@ -184,23 +176,29 @@ def test_hash_excludes_provenance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "cannot be read: No such file or directory. To go on: git checkout "),
+        (None, "cannot be read: No such file or directory. To go on, restore it:\n  git checkout "),
         (b"{", "not JSON: "),
-        (b"", "it is empty. To go on: git checkout "),
-        (b'{"schema": 2, "limits": {"x": 1}}', "model: it is missing. To go on: git checkout "),
+        (b"", "it is empty. To go on, restore it:\n  git checkout "),
+        (
+            b'{"schema": 2, "limits": {"x": 1}}',
+            "model: it is missing. To go on, restore it:\n  git checkout ",
+        ),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
-        (b"[]", "it is not an expectation. To go on: move it out of the folder of expectations"),
+        (
+            b"[]",
+            "it is not an expectation. To go on, move it out of the folder of expectations:\n  mv ",
+        ),
         (
             b'{"a": 1}',
-            "it is not an expectation. To go on: move it out of the folder of expectations",
+            "it is not an expectation. To go on, move it out of the folder of expectations:\n  mv ",
         ),
         (
             b'{"schema": 1, "model": "a/b", "provenance": {"run": "cpu/float32"}}',
-            "its schema is 1, but this assay reads schema 2. To go on: assay expect capture a/b --run",
+            "its schema is 1, but this assay reads schema 2. To go on, capture it again:\n  assay expect capture a/b --run",
         ),
         (
             b"version https://git-lfs.github.com/spec/v1\noid x",
-            "it is a pointer of Git LFS, not the file itself. To go on: git lfs pull",
+            "it is a pointer of Git LFS, not the file itself. To go on, fetch it:\n  git lfs pull",
         ),
         (b'{"schema": 2}', "model: it is missing"),
     ],

@@ -12,7 +12,12 @@ from assay.api.verdict import CheckedVerdict
 from assay.verdicts import Outcome
 from assay_expectations import models_under_test
 from assay_expectations.models_under_test import ExpectedModel, tuple_differences, unused_files
-from assay_expectations.pytest_plugin import expectation_folder, expected_models, one_line_failures
+from assay_expectations.pytest_plugin import (
+    assert_none,
+    expectation_folder,
+    expected_models,
+    one_line_failures,
+)
 
 OTHER_LAYOUT = f"{models_under_test.__file__}:{models_under_test.other_layout.__name__}"
 
@@ -53,7 +58,7 @@ def test_model_weight_keys(captured: ExpectedModel) -> None:
     """Require the captured names, dtypes, shapes and values of stored weights."""
     with one_line_failures():
         differences = captured.weight_differences()
-    assert differences == []
+    assert_none(differences)
 
 
 def test_model_unfused(captured: ExpectedModel) -> None:
@@ -67,7 +72,7 @@ def test_model_tuple_output(captured: ExpectedModel) -> None:
     """Require the same tensors in the same order with `return_dict=False`."""
     with one_line_failures():
         differences = tuple_differences(captured.model, captured.run)
-    assert differences == []
+    assert_none(differences)
 
 
 def test_model_expectations_are_all_used(pytestconfig: pytest.Config) -> None:
@@ -77,4 +82,4 @@ def test_model_expectations_are_all_used(pytestconfig: pytest.Config) -> None:
         pytest.skip("--expectation-model selects some of the shipped models")
     with one_line_failures():
         unused = unused_files(expectation_folder(pytestconfig), expected_models(pytestconfig))
-    assert unused == []
+    assert_none(unused)
