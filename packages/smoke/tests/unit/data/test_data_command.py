@@ -285,12 +285,12 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
     assert report.findings == []
     assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER}
     assert f"not tried because all plans for it are declined: {NEW_ORDER}" in report.notes
-    declined = [note for note in report.notes if note.startswith("declines")]
-    assert declined == [
+    (declined,) = [note for note in report.notes if note.startswith("declines")]
+    assert declined == (
         "declines 4 cases (never shuffled): 12 samples, batches of 1, 1 rank, shuffled, seed 0; 12 samples,"
         " batches of 1, 1 rank, shuffled, drop_last, seed 0; 12 samples, batches of 3, 2 ranks, shuffled,"
         " seed 0; and 1 more"
-    ]
+    )
 
 
 def test_a_sampler_that_cannot_resume_is_judged_without() -> None:

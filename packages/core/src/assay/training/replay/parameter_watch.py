@@ -40,6 +40,9 @@ from assay.training.state.states import fits
 # Number of sampled elements per parameter, by which the shares of backward passes are solved.
 _NUM_SAMPLED = 512
 
+# Rounding the values to bfloat16 changes their norm by at most its unit roundoff.
+_SAME_NORM = 2.0**-8
+
 # Largest relative residual at which a gradient still counts as a sum of shares.
 _LARGEST_REST = 0.02
 
@@ -300,6 +303,7 @@ class ObservedGradients:
     def last_phase(self, model: nn.Module, norm: Tensor | None) -> Phase:
         """Return the phase that the gradients come from by their norm: "clip", or "backward" before it.
 
+        A step that the reference does not clip has the same gradients in both.
         norm: the reference's before clipping.
         """
         if norm is None:
@@ -310,7 +314,7 @@ class ObservedGradients:
         factor = self.handler.loss_scale.of_gradients
         found = math.sqrt(sum(_square(value) for *_, value in self._gradients(model, "clip")))
         before = [float(norm), float(norm) * factor]
-        if not (found and clipped):
+        if not (found and clipped) or abs(clipped / float(norm) - 1) < _SAME_NORM:
             return "clip"
         distances = [abs(math.log(found / one)) for one in (clipped, *before)]
         return "clip" if distances[0] == min(distances) else "backward"

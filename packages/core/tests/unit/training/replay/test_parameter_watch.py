@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.training.replay.parameter_watch import GradientSums, UpdateWatch, shares_of_ranks
-from assay.training.replay.step_values import StepValueHandler, ValueAddress
-from assay.training.reports import MovedElements
-from assay.training.state.parameters import NamedParameter
+from assay.training.replay.parameter_watch import (
+    GradientSums,
+    ObservedGradients,
+    UpdateWatch,
+    shares_of_ranks,
+)
+from assay.training.replay.step_values import StepValueHandler, ValueAddress, address_of
+from assay.training.reports import GradientFindings, MovedElements
+from assay.training.state.parameters import NamedParameter, named_parameters
 
 if TYPE_CHECKING:
     from assay.training.protocol import Trainer
@@ -360,3 +365,27 @@ def test_elements_that_an_update_leaves_where_they_are_are_not_moved(watch: Upda
     make_step(watch)
 
     assert watch.moved == MovedElements(num_expected=12, num_moved=8)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "phase"),
+    [
+        (1.0, 1.0, "clip"),
+        (1.0, 4.0, "backward"),
+        (4.0, 4.0, "clip"),  # not clipped: rounding decides which norm is nearer
+        (4.001, 4.0, "clip"),
+    ],
+)
+def test_gradients_of_a_step_without_clipping_are_those_after_it(
+    expected: float, found: float, phase: str
+) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.grad = torch.tensor([[found]])
+    address = address_of(named_parameters(model)[0], "clip", "gradient")
+    handler: Any = SimpleNamespace(
+        expected=lambda _: [address],
+        find=lambda _: torch.tensor([[expected]]),
+        loss_scale=SimpleNamespace(of_gradients=1.0),
+    )
+    observed = ObservedGradients(handler, frozenset(), GradientFindings())
+    assert observed.last_phase(model, torch.tensor(4.0)) == phase
