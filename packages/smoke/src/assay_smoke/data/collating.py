@@ -98,8 +98,9 @@ def _collate(
 
     Raises: RaisedError for a malformed batch.
     """
-    is_plain = not any("labels" in feature for feature in features)
-    hint = "plain samples have no labels" if is_plain else ""
+    hint = f"a sample is a dictionary of lists: {', '.join(features[0])}"
+    if not any("labels" in feature for feature in features):
+        hint += "; plain samples have no labels"
     with subject.called_for(_describe_lengths(features), hint):
         batch: Any = collator(features)
         if not hasattr(batch, "keys"):

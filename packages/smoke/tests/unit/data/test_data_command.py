@@ -265,7 +265,9 @@ def test_a_collator_that_reads_labels_of_plain_samples_is_explained() -> None:
         return lambda features: [feature["labels"] for feature in features]
 
     with pytest.raises(
-        RaisedError, match=r"KeyError: 'labels'(.|\n)*\n  plain samples have no labels$"
+        RaisedError,
+        match=r"KeyError: 'labels'(.|\n)*\n  a sample is a dictionary of lists: input_ids, attention_mask;"
+        " plain samples have no labels$",
     ):
         check_padding(Subject("it"), read_labels, padding_tokenizers(), "plain")
 
