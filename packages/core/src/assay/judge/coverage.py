@@ -94,13 +94,17 @@ class ComparedStages:
         )
 
     def includes(self, module: str) -> bool:
-        """Return True if `module` or an enclosing module was compared."""
-        for path in _around(module):
+        """Return True if `module` or an enclosing module was compared, or if none of them has recorded values.
+
+        The level then compares outputs only, or other modules got what the code between them read here.
+        """
+        around = _around(module)
+        for path in around:
             if path in self.compared:
                 return True
             if path in self.recorded and path not in self.uncalled:
                 return False
-        return not self.recorded  # the level compares outputs only
+        return self.recorded.isdisjoint(around)
 
 
 @dataclass(slots=True)
@@ -186,11 +190,8 @@ def _topmost(missing: Collection[str], owners: Collection[str]) -> dict[str, int
     absent = Counter(path for name in missing for path in _around(name))
     found: Counter[str] = Counter()
     for name in sorted(missing):
-        top = next(
-            path
-            for path in reversed(_around(name))
-            if absent[path] == total[path] and (path or name == path)
-        )
+        around = reversed(_around(name))
+        top = next((path for path in around if path and absent[path] == total[path]), name)
         found[top] += 1
     return dict(found)
 

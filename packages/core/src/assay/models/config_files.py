@@ -83,6 +83,17 @@ def attention_of(model: object) -> str:
     return str(getattr(config, "_attn_implementation", None) or "eager")
 
 
+def attentions_of(config: Any) -> Any:  # noqa: ANN401 - of transformers
+    """Return the attention implementation of a configuration, or those of its parts, as `from_pretrained` takes them."""
+    parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", {})}
+    found = {
+        key: getattr(part, "_attn_implementation", None)
+        for key, part in {"": config, **parts}.items()
+        if part is not None
+    }
+    return found if len({*found.values()}) > 1 else found[""]
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class if the message is empty."""
     lines = str(error).strip().splitlines()

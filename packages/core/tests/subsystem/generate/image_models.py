@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Blip2Config,
+    Blip2ForConditionalGeneration,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Idefics3Config,
@@ -85,6 +87,16 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             text_config={"model_type": "llama", **_TEXT},
             image_token_index=310,
             vision_feature_layer=-1,
+        ),
+    ),
+    "blip2": (
+        Blip2ForConditionalGeneration,
+        lambda: Blip2Config(
+            vision_config=_TOWER,
+            qformer_config={**_TEXT, "encoder_hidden_size": 32},
+            text_config={"model_type": "llama", **_TEXT},
+            num_query_tokens=4,
+            image_token_index=310,
         ),
     ),
     "llava_next": (

@@ -17,9 +17,12 @@ from transformers import (
     PreTrainedModel,
     SiglipVisionConfig,
     SiglipVisionModel,
+    TrOCRConfig,
     VideoMAEConfig,
     VideoMAEForPreTraining,
     VideoMAEForVideoClassification,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
     ViTConfig,
     ViTForImageClassification,
     Wav2Vec2Config,
@@ -90,7 +93,7 @@ def transposed_convolution(model):
 
 def other_mask(model):
     with torch.no_grad():
-        model.embeddings.mask_token.add_(0.1)  # zero in a new model
+        model.embeddings.mask_token[..., 0] += 1
 
 
 def rolled_cross_cache(model):
@@ -257,6 +260,28 @@ def test_speech_is_generated_from_sounds(
     else:
         assert run.code == 1, run.stdout
         assert run.verdict["location"]["module"] == module
+
+
+def test_text_is_read_from_an_image(assay: RunAssay, tmp_path: Path) -> None:
+    # The encoder's attention is sdpa by default. TrOCR's is eager, and it refuses sdpa.
+    decoder = {
+        "d_model": 64,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 128,
+        "vocab_size": 300,
+        "max_position_embeddings": 64,
+    }
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        ViTConfig(**LAYERS, **IMAGES), TrOCRConfig(**decoder)
+    )
+    config.decoder_start_token_id, config.pad_token_id = 2, 1
+    model = save(tmp_path / "model", VisionEncoderDecoderModel, config)
+
+    run = assay("check", "generate", model, *RUNS, "--max-new-tokens", "4")
+
+    assert run.code == 0, run.stdout
+    assert run.verdict["levels"]["load"]["verdict"] == "PASS"
 
 
 @pytest.mark.long

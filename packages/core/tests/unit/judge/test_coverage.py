@@ -71,6 +71,24 @@ def test_a_parameter_for_another_use_is_told_and_is_no_gap() -> None:
     assert describe_coverage(found).endswith("read only in training: head.weight, embed.weight")
 
 
+def test_parameters_of_the_whole_model_are_a_part() -> None:
+    paths = (*PATHS, "")
+    reference = usage(*PATHS, paths=paths)
+
+    assert coverage(reference, reference).not_run_parts == {"": 1}
+
+
+def test_what_code_outside_of_recorded_modules_reads_is_covered() -> None:
+    # The generation of BLIP-2 calls its parts and not the model, which owns the queries.
+    reference = usage(*PATHS, paths=(*PATHS, ""), read=[".weight"])
+
+    found = coverage(reference, reference, stages=stages(*PATHS, recorded=PATHS))
+
+    assert (found.not_run_parts, found.modules_run) == ({}, 7)
+    replaced = stages(recorded=PATHS, replaced=PATHS)
+    assert coverage(reference, reference, stages=replaced).modules_run == 1
+
+
 def test_a_part_of_which_something_ran_is_named_by_what_did_not() -> None:
     ran = usage("embed", "layers.0", "head", "visual.merger")
 

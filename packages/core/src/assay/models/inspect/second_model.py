@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
+from assay.models.config_files import attentions_of
 from assay.models.inspect.report import LoadReport
 from assay.models.inspect.weights import Inspection, all_tensors, measure_difference
 from assay.models.stored_tensors import same_bits
@@ -46,7 +47,7 @@ def load_again(model: Any, config: Any, inspection: Inspection, dtype: torch.dty
             config=config,
             state_dict=state,
             dtype=dtype,
-            attn_implementation=getattr(model.config, "_attn_implementation", None),
+            attn_implementation=attentions_of(model.config),
         )
         return again.eval()
 
@@ -131,7 +132,7 @@ def build_from_config(model: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     """
     from transformers.initialization import no_init_weights
 
-    attention = getattr(model.config, "_attn_implementation", None)
+    attention = attentions_of(model.config)
     with other_random_numbers(), no_init_weights(), _parameters_without_memory():
         built: nn.Module = type(model)._from_config(  # noqa: SLF001 - from_config of auto classes
             config, dtype=dtype, attn_implementation=attention
