@@ -264,7 +264,7 @@ def test_speech_is_generated_from_sounds(
 
 def test_text_is_read_from_an_image(assay: RunAssay, tmp_path: Path) -> None:
     # The encoder's attention is sdpa by default. TrOCR's is eager, and it refuses sdpa.
-    decoder = {
+    decoder: dict[str, Any] = {
         "d_model": 64,
         "decoder_layers": 2,
         "decoder_attention_heads": 4,
