@@ -146,6 +146,8 @@ def find_media(loaded: LoadedModel) -> tuple[Media, ...]:
 
 def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
     """Yield the tensors of one row of the argument `name`."""
+    if "spatial_shapes" in inspect.signature(model.forward).parameters:
+        yield from _flattened_patches(_Settings(model, _PARTS).read)
     for shape in _likely_shapes(name, model):
         media = Media(name, (1, *shape))
         if _PATCH_MASK in inspect.signature(model.forward).parameters:
@@ -425,15 +427,7 @@ def _likely_images(
         ]
         return
     if "spatial_shapes" in arguments:
-        unit = read("downsample_factor") or 2
-        yield [
-            (
-                Media("pixel_values", (1, high * wide, channels * patch**2)),
-                _numbers("spatial_shapes", (high, wide)),
-                Media("pixel_attention_mask", (1, high * wide), numbers=(1,)),
-            )
-            for high, wide in ((2 * unit, 3 * unit), (4 * unit, unit))
-        ]
+        yield _flattened_patches(read)
         return
     plain = Media("pixel_values", (1, channels, height, width))
     if "image_sizes" in arguments and (grids := read("image_grid_pinpoints")):
@@ -490,6 +484,20 @@ def _likely_images(
             for num_tiles in (1, 2)
         ]
     yield [(of_row,)]
+
+
+def _flattened_patches(read: Callable[..., Any]) -> list[tuple[Media, ...]]:
+    """Return the tensors of images of two sizes as rows of patches."""
+    width = (read("num_channels") or 3) * read("patch_size") ** 2
+    unit = read("downsample_factor") or 2
+    return [
+        (
+            Media("pixel_values", (1, high * wide, width)),
+            _numbers("spatial_shapes", (high, wide)),
+            Media("pixel_attention_mask", (1, high * wide), numbers=(1,)),
+        )
+        for high, wide in ((2 * unit, 3 * unit), (4 * unit, unit))
+    ]
 
 
 def _likely_sounds(

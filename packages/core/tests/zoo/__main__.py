@@ -24,6 +24,8 @@ from torch import nn
 
 import assay
 from assay.errors import AssayError
+from assay.generate.golden import USAGE
+from assay.trace import Trace
 from assay.verdicts import Coverage, Outcome, Verdict
 from packages.core.tests.zoo.architectures import Architecture, build_tiny, list_architectures
 
@@ -108,9 +110,8 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
         try:
             wide = _check(folder, "float32")
             narrow = _check(folder, "bfloat16")
-            absent = set() if narrow.coverage is None else set(narrow.coverage.not_run)
             generator = random.Random(f"{seed} {name}")  # noqa: S311 - reproducible
-            module = draw_module(model, absent, generator)
+            module = draw_module(model, _list_called(folder / "bfloat16" / "golden"), generator)
             if narrow.verdict is Outcome.FAIL or module is None:
                 return Row(name, _describe(wide), _describe(narrow))
             (folder / "plant.py").write_text(_PLANT.format(module=module))
@@ -128,8 +129,14 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
     return Row(name, _describe(wide), _describe(narrow), module, found)
 
 
-def draw_module(model: nn.Module, absent: Collection[str], generator: random.Random) -> str | None:
-    """Draw a linear layer, a norm or a convolution that is not `absent` from the run; None without one."""
+def _list_called(golden: Path) -> list[str]:
+    """Return the modules that the reference called: others read the weights of some."""
+    usage: dict[str, list[str]] = Trace.open(golden).attachment_json(USAGE)
+    return usage["called"]
+
+
+def draw_module(model: nn.Module, called: Collection[str], generator: random.Random) -> str | None:
+    """Draw a linear layer, a norm or a convolution from the `called` modules; None without one."""
     kinds = ("Linear", "Conv", "Norm")
     names = [
         name
@@ -137,7 +144,7 @@ def draw_module(model: nn.Module, absent: Collection[str], generator: random.Ran
         if not [*module.children()]
         and [*module.parameters(recurse=False)]
         and any(kind in type(module).__name__ for kind in kinds)
-        and name not in absent
+        and name in called
     ]
     return generator.choice(names) if names else None
 
