@@ -131,8 +131,9 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
 
 def _list_called(golden: Path) -> list[str]:
     """Return the modules that the reference called: others read the weights of some."""
-    usage: dict[str, list[str]] = Trace.open(golden).attachment_json(USAGE)
-    return usage["called"]
+    usage: Any = Trace.open(golden).attachment_json(USAGE)
+    called: list[str] = usage["called"]
+    return called
 
 
 def draw_module(model: nn.Module, called: Collection[str], generator: random.Random) -> str | None:

@@ -365,7 +365,7 @@ class ModuleTracer:
                     active = ActiveCall(known, module, arguments, is_recompute=True)
                 else:
                     if not self._stack:
-                        self._begin_root(name, arguments)
+                        self._begin_root(name, module, arguments)
                     call = self._begin_call(name, class_name, arguments)
                     active = ActiveCall(call, module, arguments)
                 self._stack.append(active)
@@ -484,7 +484,7 @@ class ModuleTracer:
         self._calls[name, number] = call
         return call
 
-    def _begin_root(self, path: str, arguments: dict[str, Any]) -> None:
+    def _begin_root(self, path: str, module: nn.Module, arguments: dict[str, Any]) -> None:
         if not self._step_has_begun:
             self.step += 1
             self._counts.clear()
@@ -492,7 +492,10 @@ class ModuleTracer:
             self._num_recomputed.clear()
         found = find_tokens(arguments)
         self._has_own_rows = self.positions is None
-        self._step_has_begun = bool(path) and found is None and not self._has_own_rows
+        # A model may embed the tokens of an encoder before it calls it.
+        is_embedding = bool(path) and not any(module.children())
+        is_part = found is None or is_embedding
+        self._step_has_begun = bool(path) and is_part and not self._has_own_rows
         if found is None:
             # A model without tokens has one row for each image or sound.
             has_rows = not path and self.positions is not None and self.positions.positions.numel()
@@ -505,7 +508,7 @@ class ModuleTracer:
         if length == self._column + 1:
             self._column = 0  # without a cache, all tokens so far and the new one
         self._rows = positions.rows(self._column, length)
-        self._column += length
+        self._column += 0 if is_embedding else length
 
     def _find_rows(self, arguments: dict[str, Any] | None) -> RowMap | None:
         """Return the rows of a call: those of its caller, or of other tokens that it gets.

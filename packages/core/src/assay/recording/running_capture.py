@@ -478,12 +478,12 @@ class CaptureTracer(ModuleTracer):
         call = self._begin_call(name, "record")
         return call if rows is None else replace(call, rows=rows)
 
-    def _begin_root(self, path: str, arguments: dict[str, Any]) -> None:
+    def _begin_root(self, path: str, module: nn.Module, arguments: dict[str, Any]) -> None:
         shapes = (tuple(tensor.shape) for _, tensor in iterate_tensors(arguments, ""))
         warmup = self._plan.filter.warmup
         self.is_warm_up = warmup.has_pass(self._num_passes, next(shapes, None))
         self._num_passes += 1
-        super()._begin_root(path, arguments)
+        super()._begin_root(path, module, arguments)
         if self.next_rows is not None:
             self._rows, self.next_rows = self.next_rows, None
             self._has_own_rows = False

@@ -7,6 +7,8 @@ import torch
 from transformers import (
     Blip2Config,
     Blip2ForConditionalGeneration,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Idefics3Config,
@@ -97,6 +99,31 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             text_config={"model_type": "llama", **_TEXT},
             num_query_tokens=4,
             image_token_index=310,
+        ),
+    ),
+    "florence2": (
+        Florence2ForConditionalGeneration,
+        lambda: Florence2Config(
+            vision_config={
+                "depths": [1, 1, 1, 1],
+                "embed_dim": [16, 32, 32, 64],
+                "num_heads": [2, 2, 2, 4],
+                "num_groups": [2, 2, 2, 4],
+                "projection_dim": 64,
+            },
+            text_config={
+                "model_type": "bart",
+                "d_model": 64,
+                "encoder_layers": 2,
+                "decoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "decoder_attention_heads": 4,
+                "encoder_ffn_dim": 128,
+                "decoder_ffn_dim": 128,
+                "vocab_size": 320,
+                "max_position_embeddings": 256,
+            },
+            image_token_id=310,
         ),
     ),
     "llava_next": (

@@ -121,6 +121,40 @@ def test_rows_of_a_call_come_from_the_positions_of_its_batch(log: Log) -> None:
     assert log.entries[4].call.rows == RowMap((3,), ((2,),))
 
 
+def test_an_embedding_before_the_encoder_takes_no_columns(log: Log) -> None:
+    # Florence-2 embeds the text, puts images into it, and then calls the encoder.
+    class Embedding(nn.Module):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return input_ids[..., None].float()
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Child()
+
+        def forward(self, inputs_embeds: Tensor) -> Any:
+            return self.layer(inputs_embeds)
+
+    class Model(Parent):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.encoder = Embedding(), Encoder()
+
+    model, tracer = Model(), ModuleTracer(log)
+    tracer.begin_batch(0, BatchPositions.of_batch((3,), torch.ones(1, 2, dtype=torch.long), 1))
+    with tracer.attached(model):
+        model.encoder(inputs_embeds=model.embedding(input_ids=IDS))
+        model(IDS[:, :1])
+
+    roots = [active.call for active in log.entries if active.call.caller is None]
+    assert [(call.site.module, call.site.step) for call in roots] == [
+        ("embedding", 0), ("encoder", 0), ("", 1),
+    ]  # fmt: skip
+    assert [call.rows for call in roots] == [
+        RowMap((3,), ((0, 1),)), RowMap((3,), ((0, 1),)), RowMap((3,), ((2,),)),
+    ]  # fmt: skip
+
+
 def test_calls_without_a_cache_begin_at_the_first_token(log: Log) -> None:
     model = Parent()
     tracer = ModuleTracer(log)
