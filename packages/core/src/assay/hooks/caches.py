@@ -33,6 +33,9 @@ from assay.models.weight_files import hash_tensor
 # Names of what models take and return as their cache.
 _NAMES = ("past_key_values", "cache_params", "state")
 
+# Ports of the tokens that a call must not change begin with this.
+KEPT = "kept."
+
 # Attributes with parts whose second last axis has the tokens, and counters of the tokens that were written.
 # Without a counter, all columns hold tokens.
 _TOKENS: Mapping[str, tuple[str, ...]] = {
@@ -237,6 +240,13 @@ class Addition:
     """True if its tokens are those of the call. A state has none, and a cache of cross-attention others."""
     history_changed: bool | None
     """True if the call also changed earlier tokens; None if unknown, as in a buffer, and for a state."""
+    history: tuple[Tensor, Tensor] | None = None
+    """The earlier tokens after the call and before it, if they are compared."""
+
+    @property
+    def history_port(self) -> str:
+        """Return the port of the earlier tokens."""
+        return self.port.replace("changed.", KEPT, 1)
 
 
 class _Place(NamedTuple):
@@ -410,13 +420,14 @@ def _addition(port: str, part: Part, before: Part | None) -> Addition:
     count = min(part.length - known, stop) if part.length > known else stop
     added, kept = tensor[..., stop - count : stop, :], stop - count
     changed: bool | None = False
+    history = None
     if before is not None and part.length <= known:
         changed = True
     elif before is not None and before.tensor is tensor:
         changed = None
     elif before is not None and kept:
         previous = before.tensor.to(tensor.device)
-        previous = previous[..., previous.shape[-2] - kept :, :]
-        changed = not torch.equal(tensor[..., :kept, :], previous)
+        history = tensor[..., :kept, :], previous[..., previous.shape[-2] - kept :, :]
+        changed = not torch.equal(*history)
     is_own = f".{_OF_A_PAIR[1]}." not in port
-    return Addition(port, added, has_tokens=is_own, history_changed=changed)
+    return Addition(port, added, has_tokens=is_own, history_changed=changed, history=history)

@@ -34,6 +34,9 @@ _KEYS = {
     torch.memory_format: TORCH,
 }
 
+# Operations that replace the content of their first argument.
+_OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar"})
+
 # Beginnings of the names of operations on lists of tensors.
 _OF_LISTS = ("_foreach_", "_fused_")
 
@@ -82,6 +85,8 @@ class _Recorded:
     """Numbers of its arguments."""
     writes: frozenset[int]
     """The memory that it changes."""
+    replaces: frozenset[int]
+    """The number of a tensor whose whole memory it overwrites without reading it."""
 
 
 @dataclass(slots=True)
@@ -148,7 +153,8 @@ class ProgramRecorder(TorchDispatchMode):
             step, reads = self._narrowed(one, memory)
             needed.append(step)
             numbers |= reads
-            memory |= {self._memory[number] for number in reads}
+            memory -= {self._memory[number] for number in one.replaces}
+            memory |= {self._memory[number] for number in reads - one.replaces}
             memory |= {self._memory[number] for number in step.results if number in numbers}
         inputs = {number: self._inputs[number] for number in sorted(numbers & self._inputs.keys())}
         inputs = {number: copy_of(one.detach()).cpu() for number, one in inputs.items()}
@@ -213,6 +219,7 @@ class ProgramRecorder(TorchDispatchMode):
         writes = frozenset(self._know(one).memory for one in _written(func, args, kwargs))
         for memory in writes:
             self._save(memory)
+        replaces = known[:1] if str(func) in _OVERWRITES and _is_whole(given[0]) else []
         step_args, step_kwargs = self._encode(list(args)), self._encode(kwargs)
         result: Any = func(*args, **kwargs)
         several = isinstance(result, tuple | list)
@@ -228,6 +235,7 @@ class ProgramRecorder(TorchDispatchMode):
                 ),
                 frozenset(one.number for one in known),
                 writes,
+                frozenset(one.number for one in replaces),
             )
         )
         return result
@@ -303,6 +311,10 @@ def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             value = kwargs.get(argument.name, args[number] if number < len(args) else None)
             found += [one for one in tree_leaves(value) if isinstance(one, Tensor)]
     return found
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

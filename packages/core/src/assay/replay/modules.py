@@ -316,6 +316,9 @@ class Replayer:
             injected = self._measure_and_replace(active, addition.port, added, index)
             if injected is not added:
                 self._write_over(addition.tensor, injected)
+            if addition.history is not None and self.observer is not None:
+                site = active.call.site
+                self.observer.measure(site, addition.history_port, *addition.history)
             if addition.history_changed is not None:
                 result = self._result(active, addition.port, addition.tensor)
                 is_changed = addition.history_changed

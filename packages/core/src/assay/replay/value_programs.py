@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from assay.hooks.caches import KEPT
 from assay.hooks.row_positions import RowIndex
 from assay.launch import RemoteFunction, World, call
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
@@ -105,7 +106,9 @@ class ProgramFinder:
         if not is_of_step or key not in (self.wanted.sites or self.wanted.ports):
             return
         call = self.trace.find(replace(site, phase="forward"))
-        answer = answer_of(port, expected, RowIndex(call.rows if call else None))
+        # Earlier tokens of a cache are those of no call.
+        rows = call.rows if call and not port.startswith(KEPT) else None
+        answer = answer_of(port, expected, RowIndex(rows))
         error = _relative_error(answer, value)
         is_worst = error > (self.found[key].error if key in self.found else 0.0)
         if is_worst or self.wanted.sites:

@@ -173,8 +173,14 @@ def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
 
     found = additions(tracer, before)
 
-    assert found["changed.past_key_values.0.keys"].history_changed
-    assert not found["changed.past_key_values.0.values"].history_changed
+    keys, values = (found[f"changed.past_key_values.0.{name}"] for name in ("keys", "values"))
+    assert keys.history_changed
+    assert keys.history_port == "kept.past_key_values.0.keys"
+    assert keys.history is not None
+    now, before_call = keys.history
+    assert torch.equal(now, corrupted[..., :3, :])
+    assert torch.equal(before_call, states(3, 1.0))
+    assert not values.history_changed
 
 
 def test_sliding_window_reports_the_tokens_that_it_keeps() -> None:

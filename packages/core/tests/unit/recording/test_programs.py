@@ -40,6 +40,21 @@ def test_inputs_have_their_values_before_operations_in_place(recorder: ProgramRe
     assert [one.tolist() for one in program.inputs.values()] == [[1.0, 2.0]]
 
 
+def test_what_is_overwritten_unread_is_not_in_a_program(recorder: ProgramRecorder) -> None:
+    x = torch.tensor([1.0, 2.0])
+    with recorder:
+        kept = x.clone()
+        x.mul_(torch.tensor([5.0, 5.0]))
+        x.copy_(kept)
+        part = x[1:]
+        part.mul_(3)
+    program = recorder.program_of(x)
+    assert operations(program) == ["clone", "copy_", "slice", "mul_"]
+    with recorder:
+        part.copy_(kept[1:])
+    assert operations(recorder.program_of(x))[-4:] == ["slice", "mul_", "slice", "copy_"]
+
+
 def test_a_tensor_that_assay_writes_to_is_an_input_from_then_on(recorder: ProgramRecorder) -> None:
     x = torch.tensor([1.0])
     with recorder:
