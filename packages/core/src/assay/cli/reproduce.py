@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from assay.sites import Phase
     from assay.verdicts import Location, Measurement, Verdict
 
+    Attempt = Callable[[Words, Progress], "Write | str"]
     Record = Callable[[Wanted, Progress], list[ProgramPair]]
     Find = Callable[[Phase, Path, Progress], list[WrongValue]]
     Write = Callable[[Verdict, Path], Path]
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _MOST_PLACES = 4
 # Of a step's values: each is a program, and the smallest that fails is kept.
 _MOST_PORTS = 8
+# Statistics of steps without recorded values, whose errors no single module makes.
+_OF_FREE_RUNS = ("trajectory-error", "loss-error")
+
+_BY_THE_LOADER = "no operation of torch decides which rank trains on what"
 
 
 @with_options
@@ -62,6 +67,7 @@ def reproduce(
     Exit code: 0, or 2 if nothing in the run fails by itself.
     """
     from assay.judge.wording import describe_location, describe_place, describe_sides
+    from assay.replay.value_programs import Wanted
     from assay.reproduce.script import Words
     from assay.runs import RunFolder, open_progress, removed_if_refused
     from assay.runs.results import read_measurements, read_verdict
@@ -73,6 +79,9 @@ def reproduce(
     if complaints:
         raise UsageError(f"{run}: {complaints[0]}")
     check, places = _read_check(context, verdict, run), _places(verdict, place)
+    why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
+    if places and places[0].phase == "inputs" and why and not _failed_ports(rows, places[0]):
+        raise UsageError(f"{run} cannot be reproduced: {why}, and {_BY_THE_LOADER}")
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     story = f"Found by assay: {describe_sides(verdict)}."
     reasons = []
@@ -81,47 +90,39 @@ def reproduce(
             words = Words(f"{describe_location(location)} is wrong", story, check.device)
             traces = Path(scratch, str(number))
             traces.mkdir()
-            of_values = partial(_reproduce_programs, check, location, rows, traces, with_text)
-            of_state = partial(_reproduce_state, check, location, traces)
             is_of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
-            attempts = (of_state, of_values) if is_of_state else (of_values, of_state)
-            for attempt in attempts if number == 0 or is_of_state else (of_values,):
+            attempts: list[Attempt] = []
+            if check.record is not None and (ports := _failed_ports(rows, location)):
+                wanted = Wanted(traces, location.step, ports)
+                attempts.append(partial(_reproduce_programs, check, wanted, with_text))
+            if is_of_state or number == 0:
+                of_state = partial(_reproduce_state, check, location, traces)
+                attempts.insert(0 if is_of_state else 1, of_state)
+            for attempt in attempts:
                 found = attempt(words, progress)
                 if not isinstance(found, str):
                     print_text(f"python {found(verdict, folder)}")
                     return
-                if found:
-                    reasons.append(f"{describe_place(location)}: {found}")
-        failed = (one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL)
-        reasons = [*filter(None, failed), *reasons]
-        raise UsageError(f"{run} cannot be reproduced: {'; '.join(reasons)}")
+                reasons.append(f"{describe_place(location)}: {found}")
+        reason = next(iter(reasons), why or "it names no place")
+        raise UsageError(f"{run} cannot be reproduced: {reason}")
 
 
 def _reproduce_programs(
     check: "_Check",
-    location: "Location",
-    rows: "Sequence[Measurement]",
-    folder: Path,
+    wanted: "Wanted",
     with_text: bool,  # noqa: FBT001 - the option
     words: "Words",
     progress: "Progress",
 ) -> "Write | str":
-    """Return a function that writes the operations behind a wrong value, or the reason why none can be written.
-
-    The reason is "" where the run records no such operations.
-    """
+    """Return a function that writes the operations behind a wrong value, or the reason why none can be written."""
     from assay.judge.limits import load_limits
-    from assay.replay.value_programs import Wanted
     from assay.reproduce.folder import build, find_tokens, write
     from assay.reproduce.script import STATISTICS
 
-    if check.record is None:
-        return ""
-    wanted = Wanted(folder, location.step, _failed_ports(rows, location))
-    if not wanted.ports:
-        return "it was not found by one value of a step"
+    record: Any = check.record
     # Values that must be equal have no token, and their place no step.
-    pairs = check.record(wanted, progress) or check.record(_of_any_step(wanted), progress)
+    pairs = record(wanted, progress) or record(_of_any_step(wanted), progress)
     limits = load_limits(check.limits)
     by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
     with progress.step("making it smaller"):
@@ -141,9 +142,9 @@ def _reproduce_state(
     from assay.reproduce.wrong_values import choose, write
 
     found = choose(check.find(location.phase, folder, progress), location.parameter)
-    if found is None:
-        return "no weight, moment or setting differs from its right value when it is run again"
-    return partial(write, found, words)
+    if found is not None:
+        return partial(write, found, words)
+    return "no value of a single step is over its limit, and no weight, moment or setting is wrong"
 
 
 def _of_any_step(wanted: "Wanted") -> "Wanted":
@@ -250,6 +251,7 @@ def _failed_ports(
         if location.module in (None, row.module)
         and row.phase == location.phase
         and row.position is None
+        and row.statistic not in _OF_FREE_RUNS
         and row.limit is not None
         and not row.ratio <= row.limit
     ]

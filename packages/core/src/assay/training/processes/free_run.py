@@ -136,14 +136,18 @@ def run_freely(
     resume_at, trainer = request.options.resume_at, opened.trainer
     folder = request.folder.parent / CHECKPOINT_FOLDER
     run, drawn = FreeRun(), DrawnGenerators(torch_device)
+
+    def note_mask(state: Tensor) -> None:
+        run.masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
+
     inject_state(trainer, start, torch_device)
     first = folder.with_name("first-checkpoint") if resume_at > 1 else None
     if first is not None:
-        with _masks_noted(opened, run.masks):
+        with masks_noted(opened, note_mask):
             run.steps = _train(opened, batches[: resume_at - 1], run, drawn)
         with subtask("saving a checkpoint"):
             _save(opened, first, run)
-    with _masks_noted(opened, run.masks):
+    with masks_noted(opened, note_mask):
         run.steps += _train(opened, batches[len(run.steps) : resume_at], run, drawn)
     with subtask("saving a checkpoint"):
         saved = _save(opened, folder, run)
@@ -156,7 +160,7 @@ def run_freely(
                 restore_generators(states, torch_device)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
-    with _masks_noted(opened, run.masks), _precision_noted(opened, start, request, run):
+    with masks_noted(opened, note_mask), _precision_noted(opened, start, request, run):
         run.steps += _train(opened, batches[resume_at:], run, drawn)
     end, generators_end = hash_held_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
@@ -211,8 +215,8 @@ def _precision_noted(
 
 
 @contextmanager
-def _masks_noted(opened: OpenedTrainer, masks: list[str]) -> Iterator[None]:
-    """Add to `masks` a hash of the generator's state at each micro-batch's first dropout inside."""
+def masks_noted(opened: OpenedTrainer, observer: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call `observer` with the generator's state at each micro-batch's first dropout inside."""
     begun = False
 
     def begin(module: nn.Module, inputs: object) -> None:
@@ -223,7 +227,7 @@ def _masks_noted(opened: OpenedTrainer, masks: list[str]) -> Iterator[None]:
     def note(state: Tensor) -> None:
         nonlocal begun
         if begun:
-            masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
+            observer(state)
         begun = False
 
     handle = opened.root.register_forward_pre_hook(begin)

@@ -24,7 +24,7 @@ from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import Phase
 from assay.training.batches import Batches, copied
 from assay.training.processes.candidate import CandidateSide
-from assay.training.processes.free_run import load_saved, step_until_made
+from assay.training.processes.free_run import load_saved, masks_noted, step_until_made
 from assay.training.protocol import MIXED_PRECISION
 from assay.training.replay.determinism import comparable
 from assay.training.replay.step_values import step_adamw
@@ -37,6 +37,8 @@ from assay.training.trainers.registry import OpenedTrainer
 
 # A longer sequence of numbers becomes a tensor, such as the state of Python's generator.
 _LONG = 16
+
+_DRAWN = "generators.torch"
 
 _Values = dict[str, object]
 
@@ -88,9 +90,15 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
             expected.update(_updated_in_float32(side, opened, step))
 
     optimizer.register_step_pre_hook(begin)
-    with comparable(side.run.dtype, side.device):
+    states: list[Tensor] = []
+    with comparable(side.run.dtype, side.device), masks_noted(opened, states.append):
         for step, batch in enumerate(side.batches[: check.options.resume_at]):
+            drawn, left = len(states), torch.get_rng_state()
             _train(opened, [batch])
+            for state in states[drawn : drawn + 1]:
+                if any(torch.equal(one, state) for one in states[:drawn]):
+                    when = f"at the first dropout of step {step}, which has the state of an earlier one"
+                    found.extend(compare_states({_DRAWN: left}, {_DRAWN: state}, when))
             held = _values(side, opened)
             before = held["model"]
             now, when = before | held["held"], f"after the optimizer's step {step}"
