@@ -156,7 +156,7 @@ def _describe_reproduction(run: Path, output: Path) -> tuple[bool, str]:
         return False, made.stderr.splitlines()[-1]
     script = output / "reproduce.py"
     codes = run_alone(script)[0], run_alone(script, "--reference")[0]
-    names = ("reproduce.py", "tensors.safetensors", "README.md", "environment.json")
+    names = ("reproduce.py", "tensors.pt", "README.md", "environment.json")
     num_bytes = sum((output / name).stat().st_size for name in names)
     num_lines = len(script.read_text().splitlines())
     is_small = num_bytes <= MOST_BYTES and num_lines < MOST_LINES

@@ -43,9 +43,9 @@ def test_a_planted_fault_fails_by_itself(
 
     script = tmp_path / "alone/reproduce.py"
     assert (made.code, made.stdout) == (0, f"python {script}\n"), made.stderr
-    names = {"run.json", "reproduce.py", "tensors.safetensors", "README.md", "environment.json"}
+    names = {"run.json", "reproduce.py", "tensors.pt", "README.md", "environment.json"}
     assert {path.name for path in script.parent.iterdir() if path.suffix != ".log"} == names
-    assert (script.parent / "tensors.safetensors").stat().st_size < 2**20
+    assert (script.parent / "tensors.pt").stat().st_size < 2**20
     code, output = run_alone(script)
     assert (code, output.splitlines()[-1][:5]) == (1, "FAIL:")
     code, output = run_alone(script, "--reference")

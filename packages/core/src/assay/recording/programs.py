@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,7 +26,7 @@ from assay.sites import Site
 
 # Keys of arguments that JSON lacks, and of those that a program cannot hold.
 VALUE, DTYPE, DEVICE, TORCH, NUMBER = "value", "dtype", "device", "torch", "number"
-UNKNOWN = "unknown"
+GROUP, UNKNOWN = "group", "unknown"
 
 _KEYS = {
     torch.dtype: DTYPE,
@@ -76,6 +77,11 @@ class ProgramPair(NamedTuple):
     """None if the reference does not make this value."""
     answer: Mapping[str, Tensor]
     """"answer", and the rows of it that are compared: "kept", bool of its shape without the last dim."""
+    error: float = 0.0
+    """The candidate's, relative to the answer."""
+    rank: int = 0
+    ranks: Sequence[Program] = ()
+    """The programs of all ranks that made this value; empty if some ranks do not make it."""
 
 
 @dataclass(slots=True)
@@ -285,6 +291,8 @@ class ProgramRecorder(TorchDispatchMode):
             return {NUMBER: str(value)}
         if value is None or isinstance(value, bool | int | float | str):
             return value
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return {GROUP: dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
         key = next((key for kind, key in _KEYS.items() if isinstance(value, kind)), None)
         if key is None:
             return {UNKNOWN: type(value).__name__}
@@ -304,7 +312,9 @@ def numbers_in(value: Any) -> list[int]:  # noqa: ANN401 - JSON
 
 
 def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the arguments that an operation changes, as its schema says."""
+    """Return the arguments that an operation changes, as its schema says; those of collectives do not say it."""
+    if func.namespace == "c10d":
+        return [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
     found = []
     for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - no public name
         if argument.alias_info is not None and argument.alias_info.is_write:

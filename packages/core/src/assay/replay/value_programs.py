@@ -67,17 +67,26 @@ def pair_programs(
     """
     ask = partial(call, record, folder=wanted.folder, progress=progress)
     by_rank = ask((check, wanted), name="candidate", world=world, python=python)
-    values = [one for of_rank in by_rank for one in of_rank]
+    made = [{one.site: one.program for one in of_rank} for of_rank in by_rank]
+    values = [(k, one) for k, of_rank in enumerate(by_rank) for one in of_rank if one.error > 0]
     if not values:
         return []
     # What backward computes again, the reference computes in forward.
-    both = [site for one in values for site in (one.site, _in_forward(one.site))]
+    both = [site for _, one in values for site in (one.site, _in_forward(one.site))]
     same = wanted._replace(ports=(), sites=tuple(dict.fromkeys(both)))
     (trusted,) = ask((check, same), name="reference")
     references = {one.site: one.program for one in trusted}
     return [
-        ProgramPair(site, program, references.get(site, references.get(_in_forward(site))), answer)
-        for site, _, program, answer in values
+        ProgramPair(
+            site,
+            program,
+            references.get(site, references.get(_in_forward(site))),
+            answer,
+            error,
+            rank,
+            [of_rank[site] for of_rank in made] if all(site in of_rank for of_rank in made) else (),
+        )
+        for rank, (site, error, program, answer) in values
     ]
 
 
@@ -110,7 +119,8 @@ class ProgramFinder:
         rows = call.rows if call and not port.startswith(KEPT) else None
         answer = answer_of(port, expected, RowIndex(rows))
         error = _relative_error(answer, value)
-        is_worst = error > (self.found[key].error if key in self.found else 0.0)
+        # Right values, too: other ranks may need them.
+        is_worst = error > (self.found[key].error if key in self.found else -1.0)
         if is_worst or self.wanted.sites:
             program = self.recorder.program_of(value)
             self.found[key] = RecordedValue(at, error, program, answer)

@@ -7,26 +7,25 @@ fails, a candidate that passes or has another shape.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.dtypes import float_format
-from assay.files import write_whole
 from assay.models.config_files import first_line
-from assay.output.pages import text_environment
-from assay.recording.programs import Program, ProgramPair
+from assay.recording.programs import GROUP, Program, ProgramPair
 from assay.reproduce.script import (
-    TEMPLATES,
     Kind,
     Reproduction,
     Words,
+    describe_machine,
     name_inputs,
+    render,
     severity,
-    write_environment,
+    write_folder,
 )
 from assay.verdicts import Verdict
 
@@ -71,6 +70,7 @@ def _try(one: Reproduction, size: int, smaller: int) -> Reproduction | None:
         one,
         candidate=_resize(one.candidate, size, smaller),
         reference=_resize(one.reference, size, smaller),
+        ranks=[_resize(program, size, smaller) for program in one.ranks],
         tensors=tensors,
     )
     try:
@@ -145,7 +145,8 @@ def _build_one(
     """Build the reproduction of one value. Raises: _NotReproducedError if it does not fail by itself."""
     if pair.reference is None:
         raise _NotReproducedError("the reference does not make this value")
-    names, inputs = name_inputs((pair.candidate, pair.reference))
+    ranks, rank = _exchanging(pair)
+    names, inputs = name_inputs((pair.candidate, pair.reference, *ranks))
     answer = pair.answer["answer"]
     kind: Kind = "values" if answer.is_floating_point() else "exact"
     kind = "mask" if answer.dtype is torch.bool else kind
@@ -157,7 +158,7 @@ def _build_one(
         raise _NotReproducedError("no operation of torch made it")
     one = Reproduction(
         pair.site, pair.candidate, pair.reference, names, inputs | dict(pair.answer), kind, recorded,
-        recorded, limits, words,
+        recorded, limits, words, ranks, rank,
     )  # fmt: skip
     try:
         wide = one.run_wide()
@@ -173,6 +174,8 @@ def _build_one(
             )
         if kind == "values":
             one = replace(one, tensors={**one.tensors, "answer": wide.double()})
+        if ranks and not isclose(one.measure(recorded, words.device)[0][1], pair.error, rel_tol=0.01):
+            raise _NotReproducedError("its exchanges give another value when they run again")
         found = [dtype for dtype in dict.fromkeys((recorded, "float32")) if reproduces(one, dtype)]
     except RuntimeError as error:
         raise _NotReproducedError(f"the operations do not run again: {first_line(error)}") from None
@@ -182,6 +185,33 @@ def _build_one(
     wrong = {dtype: severity(one.measure(dtype, words.device)) for dtype in found}
     is_clear = wrong[found[0]] > _CLEAR or wrong[found[0]] >= wrong[found[-1]]
     return minimize(replace(one, dtype=found[0] if is_clear else found[-1]))
+
+
+def _exchanging(pair: ProgramPair) -> tuple[Sequence[Program], int]:
+    """Return the programs of the ranks that exchange tensors to make a value, and the candidate's number there.
+
+    No programs if the candidate makes it alone.
+    """
+    own = _exchanges(pair.candidate)
+    if not own:
+        return (), 0
+    group, *others = {tuple(group) for _, group in own}
+    if others:
+        raise _NotReproducedError("ranks exchange tensors in several groups to make it")
+    ranks = [pair.ranks[rank] for rank in group] if pair.ranks else []
+    if not ranks or any(_exchanges(one) != own for one in ranks):
+        raise _NotReproducedError("ranks make other exchanges for this value")
+    return ranks, group.index(pair.rank)
+
+
+def _exchanges(program: Program) -> list[tuple[str, list[int]]]:
+    """Return the operations that exchange tensors between ranks, each with its group."""
+    return [
+        (step.operation, argument[GROUP])
+        for step in program.steps
+        for argument in step.args
+        if isinstance(argument, dict) and GROUP in argument
+    ]
 
 
 def _is_same(wide: Tensor, recorded: Mapping[str, Tensor], kind: Kind, error: float) -> bool:
@@ -207,22 +237,15 @@ def find_tokens(one: Reproduction) -> list[str]:
 
 def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
-    tensors = {name: tensor.contiguous() for name, tensor in one.tensors.items()}
-    save_file(tensors, folder / "tensors.safetensors")
-    write_environment(verdict, str(one.site), folder)
-    template = text_environment(TEMPLATES).get_template("README.md.j2")
     device = one.words.device
-    readme = template.render(
-        headline=one.words.headline,
-        story=one.words.story,
-        site=one.site,
-        has_operations=bool(one.candidate.steps),
-        rows=one.measure(one.dtype, device),
-        dtype=one.dtype,
-        recorded=one.recorded,
-        device=device,
-        fails_on_cpu=severity(one.measure(one.dtype, "cpu")) > 1,
-        fails_as_recorded=severity(one.measure(one.recorded, device)) > 1,
-    )
-    write_whole(folder / "README.md", readme)
-    return write_whole(folder / "reproduce.py", one.text)
+    fields = vars(one) | one.words._asdict()
+    fields |= {
+        "there": describe_machine(verdict),
+        "operations": list(dict.fromkeys(step.operation for step in one.candidate.steps)),
+        "marked": one.marked,
+        "rows": one.measure(one.dtype, device),
+        "fails_on_cpu": severity(one.measure(one.dtype, "cpu")) > 1,
+        "fails_as_recorded": severity(one.measure(one.recorded, device)) > 1,
+    }
+    readme = render("README.md.j2", fields)
+    return write_folder(folder, verdict, str(one.site), one.tensors, one.text, readme)

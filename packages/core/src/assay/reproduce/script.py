@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assay.files import write_whole
 from assay.output.pages import text_environment
-from assay.recording.programs import TORCH, Program, Step, numbers_in
+from assay.recording.programs import TORCH, VALUE, Program, Step, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -25,15 +25,8 @@ Kind = Literal["values", "exact", "mask"]
 Row = tuple[str, float, float, float]
 """Statistic, error, noise and limit."""
 
-# As safetensors names them.
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-    torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
-
-TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
+_SHOWN = ("torch", "transformers", "python", "system")
 
 # The statistics of reproduce.py, and whose limits they have.
 STATISTICS: dict[str, Statistic] = {
@@ -57,10 +50,18 @@ _USUAL: tuple[tuple[str, Any], ...] = (
 # Without a graph their result is their argument.
 _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 
+# Exchanges between ranks as methods of a group. Torch does not show the operation of a reduction: it is a sum.
+_EXCHANGES = {
+    "c10d.allreduce_.default": "allreduce({})",
+    "c10d.broadcast_.default": "broadcast({}[0], {})",
+    "c10d.allgather_.default": "allgather({}, {})",
+    "c10d._allgather_base_.default": "_allgather_base({}, {})",
+}
+
 # Names of operations that differ in autograd alone.
 _PLAIN = {"_unsafe_view": "view"}
 
-_OTHER = "  # not so in the reference"
+OTHER = "  # not so in the reference"
 
 # Operations of one device, with the function that has their first result on every device, and its keywords.
 _PORTABLE = {
@@ -78,33 +79,7 @@ def _mark(code: str, reference: str) -> str:
 
     known = {bare(line) for line in reference.splitlines()}
     lines = code.splitlines()
-    return "\n".join(line if bare(line) in known else line + _OTHER for line in lines)
-
-
-_VALUE = re.compile(r"\bv\d+\b")
-# A function takes as many lines.
-_FEWEST_SHARED = 6
-
-
-def _share(candidate: str, reference: str) -> tuple[str, str, str]:
-    """Return the first lines of both codes as a function of its own, and the two codes with a call of it.
-
-    The first is empty if too few lines are the same.
-    """
-    codes = [candidate.splitlines(), reference.splitlines()]
-    pairs = enumerate(zip(*codes, strict=False))
-    count = next((k for k, lines in pairs if len(set(lines)) > 1), 0)
-    if count < _FEWEST_SHARED:
-        return "", candidate, reference
-    first, rest = codes[0][:count], [code[count:] for code in codes]
-    made = [name for line in first for name in _VALUE.findall(line.partition(" = ")[0])]
-    read = set(_VALUE.findall("\n".join(rest[0] + rest[1])))
-    names = ", ".join(name for name in made if name in read)
-    call = f"    {names} = run_both(t, dtype, upcast, device)"
-    return (
-        "\n".join([*first, f"    return {names}"]),
-        *("\n".join([call, *code]) for code in rest),  # type: ignore[return-value]
-    )
+    return "\n".join(line if bare(line) in known else line + OTHER for line in lines)
 
 
 class UnwritableError(RuntimeError):
@@ -131,13 +106,17 @@ class Reproduction:
     candidate: Program
     reference: Program
     names: Sequence[Mapping[int, str]]
-    """The name of each input of both programs."""
+    """The name of each input of both programs, and of those of `ranks`."""
     tensors: Mapping[str, Tensor]
     kind: Kind
     recorded: str
     dtype: str
     limits: Mapping[str, float]
     words: Words
+    ranks: Sequence[Program] = ()
+    """The programs of the ranks that exchange tensors; empty if the candidate runs alone."""
+    rank: int = 0
+    """The candidate's, among them."""
 
     @cached_property
     def text(self) -> str:
@@ -148,27 +127,23 @@ class Reproduction:
         )
 
     def _write(self, longest: int) -> str:
-        candidate, reference = (
-            _Writer(program, names, self.recorded, longest).write()
-            for program, names in zip((self.candidate, self.reference), self.names, strict=True)
+        programs = zip((self.candidate, self.reference, *self.ranks), self.names, strict=True)
+        candidate, reference, *ranks = (
+            _Writer(program, names, self.recorded, longest).write() for program, names in programs
         )
-        both, candidate, reference = _share(candidate, reference)
-        used = sorted({DTYPES[one.dtype] for one in self.tensors.values()})
-        dtypes = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items()}
-        template = text_environment(TEMPLATES).get_template("reproduce.py.j2")
-        return template.render(
-            candidate=_mark(candidate, reference),
-            reference=reference if reference != candidate else None,
-            both=both,
-            kind=self.kind,
-            recorded=self.recorded,
-            dtype=self.dtype,
-            dtypes=repr({name: dtypes[name] for name in used}),
-            limits=repr(dict(self.limits)),
-            headline=self.words.headline,
-            story=self.words.story,
-            device=self.words.device,
-        )
+        fields = vars(self) | self.words._asdict() | {
+            "candidate": _mark(candidate, reference),
+            "reference": None if reference == candidate else reference,
+            "ranks": [_mark(one, reference) for one in ranks],
+            "limits": repr(dict(self.limits)),
+        }  # fmt: skip
+        return render("program.py.j2", fields)
+
+    @property
+    def marked(self) -> list[str]:
+        """The lines of reproduce.py that the reference does not have."""
+        lines = map(str.strip, self.text.splitlines())
+        return [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)]
 
     def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
         """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
@@ -195,16 +170,27 @@ class Reproduction:
         return scope
 
 
-def write_environment(verdict: Verdict, place: str, folder: Path) -> None:
-    """Write environment.json: command and versions of the run where the error was found."""
-    facts = {
-        "site": place,
-        "command": verdict.command,
-        "environment": verdict.environment,
-        "reference": verdict.reference,
-        "candidate": verdict.candidate,
-    }
-    write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
+def write_folder(
+    folder: Path, verdict: Verdict, place: str, tensors: Mapping[str, Tensor], script: str, readme: str
+) -> Path:
+    """Write the four files: tensors, versions of the run that failed, and both texts. Returns: reproduce.py."""
+    torch.save({name: one.clone() for name, one in tensors.items()}, folder / "tensors.pt")
+    facts = verdict.model_dump(include={"command", "environment", "reference", "candidate"})
+    write_whole(folder / "environment.json", json.dumps({"site": place} | facts, indent=1) + "\n")
+    write_whole(folder / "README.md", readme)
+    return write_whole(folder / "reproduce.py", script)
+
+
+def render(template: str, fields: Mapping[str, Any]) -> str:
+    """Render a template of this package."""
+    return text_environment(_TEMPLATES).get_template(template).render(fields)
+
+
+def describe_machine(verdict: Verdict) -> str:
+    """Name the candidate's device and versions."""
+    versions = verdict.environment.get("versions", {}) | verdict.candidate.get("versions", {})
+    shown = [f"{name} {versions[name]}" for name in _SHOWN if name in versions]
+    return ", ".join([verdict.candidate.get("device", "the host"), *shown])
 
 
 def severity(rows: Iterable[Row]) -> float:
@@ -277,8 +263,14 @@ class _Writer:
         return self._expressions[number]
 
     def _operation(self, step: Step) -> str:
-        args = [self._code(one) for one in step.args]
         namespace, name, *_ = step.operation.split(".")
+        if namespace == "c10d" and step.operation in _EXCHANGES:
+            of_torch = [one for one in step.args if not isinstance(one, dict) or VALUE in one]
+            method = _EXCHANGES[step.operation].format(*map(self._code, of_torch))
+            return f't["group"].{method}.wait()'
+        if "c10d" in namespace:
+            raise UnwritableError(f"ranks exchange tensors by {step.operation}")
+        args = [self._code(one) for one in step.args]
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
         name = _PLAIN.get(name, name)

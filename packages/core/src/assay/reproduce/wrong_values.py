@@ -10,24 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.files import write_whole
 from assay.models.inspect.weights import all_tensors
 from assay.models.stored_tensors import same_bits
 from assay.models.tensor_sources import TensorSource, UnknownFormError, value_in_form
-from assay.output.pages import text_environment
-from assay.reproduce.script import DTYPES, TEMPLATES, Words, write_environment
+from assay.reproduce.script import Words, describe_machine, render, write_folder
 from assay.sites import unwrapped_path
 from assay.verdicts import Verdict
 
 # Elements around the first difference.
 _BEFORE, _AFTER = 8, 24
-
-# Of a value, for both templates.
-_FIELDS = ("name", "when", "first", "shape", "num_different", "digests", "file", "start")
 
 # What a wrong loader does to the right values `v`: tried in this order, and kept if it gives the wrong ones.
 _MISTAKES = (
@@ -48,7 +42,7 @@ class WrongValue:
     when: str
     """Description of the time at which the value is wrong."""
     expected: Tensor | str
-    """Elements in the dtype in which they are stored; a setting as JSON."""
+    """Elements in the dtype in which they are stored; a setting as Python code."""
     actual: Tensor | str
     dtype: torch.dtype | None = None
     """In which both are compared; None of settings."""
@@ -102,7 +96,7 @@ def compare_values(
     if actual is None and isinstance(expected, Tensor):
         actual = expected.new_empty(0)  # it is missing
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
-        texts = [_as_json(one) for one in (expected, actual)]
+        texts = [_as_literal(one) for one in (expected, actual)]
         return None if texts[0] == texts[1] else WrongValue(name, when, texts[0], texts[1])
     expected, actual = (one.detach().cpu().contiguous() for one in (expected, actual))
     dtype = dtype or actual.dtype
@@ -189,32 +183,21 @@ def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | N
 def write(one: WrongValue, words: Words, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
     tensors: dict[str, Tensor] = {}
-    facts: dict[str, Any] = {"dtype": None, "stored": None, "expected": "", "actual": ""}
+    fields: dict[str, Any] = {name: getattr(one, name) for name in one.__slots__}
+    fields |= words._asdict() | {"mistake": one.mistake, "there": describe_machine(verdict)}
     if isinstance(one.expected, Tensor) and isinstance(one.actual, Tensor):
         tensors = {"bytes": one.expected.view(torch.uint8), "actual": one.actual}
-        facts = {
-            "dtype": str(one.dtype).removeprefix("torch."),
-            "stored": str(one.expected.dtype).removeprefix("torch."),
-            "mistake": one.mistake,
-            "dtypes": repr({DTYPES[t.dtype]: str(t.dtype)[6:] for t in tensors.values()}),
-            "num_elements": math.prod(one.shape),
-        }
-    else:
-        facts |= {"expected": repr(one.expected), "actual": repr(one.actual)}
-    save_file(tensors, folder / "tensors.safetensors")
-    write_environment(verdict, one.name, folder)
-    environment = text_environment(TEMPLATES)
-    fields = {name: getattr(one, name) for name in _FIELDS} | words._asdict() | facts
-    readme = environment.get_template("wrong_value.md.j2").render(fields)
-    write_whole(folder / "README.md", readme)
-    text = environment.get_template("wrong_value.py.j2").render(fields)
-    return write_whole(folder / "reproduce.py", text)
+        dtypes = (str(each).removeprefix("torch.") for each in (one.dtype, one.expected.dtype))
+        fields |= dict(zip(("dtype", "stored"), dtypes, strict=True))
+        fields["num_elements"] = math.prod(one.shape)
+    script, readme = (render(f"wrong_value.{kind}.j2", fields) for kind in ("py", "md"))
+    return write_folder(folder, verdict, one.name, tensors, script, readme)
 
 
-def _as_json(value: object) -> str:
+def _as_literal(value: object) -> str:
     if isinstance(value, Tensor):
-        return f'"a tensor of {str(value.dtype).removeprefix("torch.")}{list(value.shape)}"'
-    return json.dumps(value, default=str, sort_keys=True)
+        value = f"a tensor of {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))
 
 
 def _digest(tensor: Tensor) -> str:

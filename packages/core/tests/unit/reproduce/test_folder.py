@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.recording.programs import Program, ProgramPair, ProgramRecorder
-from assay.reproduce.folder import build, find_tokens
+from assay.recording.programs import Program, ProgramPair, ProgramRecorder, Step
+from assay.reproduce.folder import build, find_tokens, write
 from assay.reproduce.script import MOST_LINES, STATISTICS, Reproduction, Words, severity
 from assay.sites import CallSite, Site
+from assay.verdicts import Outcome, Verdict
 
 LIMITS = dict.fromkeys(STATISTICS, 3.0)
 WORDS = Words("a head", "a story", "cpu")
@@ -122,12 +124,12 @@ def test_a_value_is_computed_before_its_memory_changes() -> None:
 
 def long_sum(x: Tensor, weight: Tensor, last: float = 1.0) -> Tensor:
     value = healthy(x, weight)
-    for number in range(20):
+    for number in range(12):
         value = value + value / (number + 2)
     return value * last
 
 
-def test_the_first_operations_of_both_are_written_once_and_many_share_a_line() -> None:
+def test_many_operations_share_a_line() -> None:
     x, weight = torch.randn(4, 48), torch.randn(10, 6)
     wrong, right = (record(partial(long_sum, last=last), x, weight) for last in (1.5, 1.0))
     answer = long_sum(x.double(), weight.double())
@@ -135,9 +137,64 @@ def test_the_first_operations_of_both_are_written_once_and_many_share_a_line() -
     one = ProgramPair(SITE, wrong, right, {"answer": answer, "kept": kept})
     found = build([one], "float32", LIMITS, WORDS)
     assert isinstance(found, Reproduction)
-    assert found.text.count("aten.gelu") == 1
     assert found.text.count("\n") < MOST_LINES
     assert severity(found.measure("float32", "cpu")) > 1
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [(other_gelu, "approximate='tanh'"), (healthy, "no operation of torch")],
+)
+def test_the_readme_names_the_operations_that_the_reference_does_not_run(
+    compute: Compute, said: str, tmp_path: Path
+) -> None:
+    one = build_for(other_gelu)
+    if compute is healthy:
+        one = replace(one, candidate=replace(one.candidate, steps=[], target=1))
+    verdict = Verdict(verdict=Outcome.FAIL, command=["assay"], candidate={"device": "a chip"})
+    write(one, verdict, tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    assert said in readme
+    assert "It failed with a chip." in readme
+    assert "FAIL, exit code 1" in readme
+
+
+def summed(own: Tensor, factor: float) -> Program:
+    """A rank that scales its own part, and sums the parts of all ranks in place."""
+    scale = Step("aten.mul.Tensor", [{"value": 1}, factor], {}, [2], has_several=False)
+    exchange = [[{"value": 2}], {"group": [0, 1]}, {"unknown": "ScriptObject"}, None, True]
+    total = Step("c10d.allreduce_.default", exchange, {}, [None, None], has_several=True)
+    return Program([scale, total], {1: own}, {1: "gradient"}, 2)
+
+
+def pair_of_ranks(error: float) -> ProgramPair:
+    parts = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
+    ranks = [summed(part, factor) for part, factor in zip(parts, (1.0, 0.5), strict=True)]
+    answer = {"answer": torch.full((2, 3), 3.0).double(), "kept": torch.ones(2, dtype=torch.bool)}
+    reference = Program([], {1: torch.full((2, 3), 3.0)}, {}, 1)
+    return ProgramPair(SITE, ranks[1], reference, answer, error, rank=1, ranks=ranks)
+
+
+def test_ranks_exchange_their_parts_when_they_run_again() -> None:
+    found = build([pair_of_ranks(error=1 / 3)], "float32", LIMITS, WORDS)  # 2 in place of 3
+    assert isinstance(found, Reproduction)
+    assert 'allreduce([v1])' in found.text
+    assert found.measure("float32", "cpu")[0][1] == pytest.approx(1 / 3)
+    assert found.run_wide("candidate").unique().tolist() == [2.0]
+    assert severity(found.measure("float32", "cpu", "reference")) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (pair_of_ranks(error=0.2), "its exchanges give another value"),
+        (pair_of_ranks(error=1 / 3)._replace(ranks=()), "ranks make other exchanges"),
+    ],
+)
+def test_exchanges_that_do_not_give_the_recorded_value_are_refused(
+    changed: ProgramPair, why: str
+) -> None:
+    assert why in str(build([changed], "float32", LIMITS, WORDS))
 
 
 def test_equal_programs_are_written_once() -> None:
