@@ -113,6 +113,8 @@ class ProgramRecorder(TorchDispatchMode):
     _memory_of_inputs: dict[int, list[int]] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _names_of: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> str
+    _numbers_read: dict[float, Tensor] = field(default_factory=dict)
+    """Tensors of one element, by the Python number that was read from them."""
     _stale: set[int] = field(default_factory=set)
     """Memory that assay itself has written to: tensors there are inputs from then on."""
     _memory: dict[int, int] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class ProgramRecorder(TorchDispatchMode):
         self._known.clear()
         self._inputs.clear()
         self._memory_of_inputs.clear()
+        self._numbers_read.clear()
 
     def replacing(self, tensor: Tensor) -> None:
         """Expect that assay writes to a tensor: its content is an input of later operations."""
@@ -188,6 +191,9 @@ class ProgramRecorder(TorchDispatchMode):
         """Return the entry of a tensor, or of one in the same memory and the step that views it as `tensor`."""
         if self._known.get(tensor) is not None or type(tensor) not in (Tensor, nn.Parameter):
             return self._know(tensor), []
+        if tensor.numel() == 1 and (read := self._numbers_read.get(float(tensor.detach()))) is not None:
+            args: list[Any] = [{VALUE: self._know(read).number}, [*tensor.shape]]
+            return self._know(read), [self._view("aten.view.default", args)]
         for one, known in list(self._known.items()):
             if known.memory in self._stale or not _share_memory(one, tensor):
                 continue
@@ -195,14 +201,17 @@ class ProgramRecorder(TorchDispatchMode):
                 if one.shape == tensor.shape:
                     return known, []
                 view = "aten.view.default"
-                args: list[Any] = [{VALUE: known.number}, [*tensor.shape]]
+                args = [{VALUE: known.number}, [*tensor.shape]]
             elif one.is_contiguous() and not one.storage_offset():
                 sizes: list[Any] = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
                 args, view = [{VALUE: known.number}, *sizes], "aten.as_strided.default"
             else:
                 continue
-            return known, [Step(view, args, {}, [self._new().number], has_several=False)]
+            return known, [self._view(view, args)]
         return self._know(tensor), []
+
+    def _view(self, operation: str, args: list[Any]) -> Step:
+        return Step(operation, args, {}, [self._new().number], has_several=False)
 
     def __torch_dispatch__(
         self,
@@ -228,6 +237,8 @@ class ProgramRecorder(TorchDispatchMode):
         replaces = known[:1] if str(func) in _OVERWRITES and _is_whole(given[0]) else []
         step_args, step_kwargs = self._encode(list(args)), self._encode(kwargs)
         result: Any = func(*args, **kwargs)
+        if isinstance(result, float):
+            self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
         self._operations.append(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assay.files import write_whole
 from assay.output.pages import text_environment
-from assay.recording.programs import TORCH, VALUE, Program, Step, numbers_in
+from assay.recording.programs import GROUP, TORCH, UNKNOWN, VALUE, Program, Step, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -50,12 +50,14 @@ _USUAL: tuple[tuple[str, Any], ...] = (
 # Without a graph their result is their argument.
 _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 
-# Exchanges between ranks as methods of a group. Torch does not show the operation of a reduction: it is a sum.
-_EXCHANGES = {
-    "c10d.allreduce_.default": "allreduce({})",
-    "c10d.broadcast_.default": "broadcast({}[0], {})",
-    "c10d.allgather_.default": "allgather({}, {})",
-    "c10d._allgather_base_.default": "_allgather_base({}, {})",
+# Operations in another form: exchanges between ranks as methods of a group (torch does not show the operation of a
+# reduction: it is a sum), and one that takes float32 alone.
+_FORMS = {
+    "c10d.allreduce_.default": 't["group"].allreduce({0}).wait()',
+    "c10d.broadcast_.default": 't["group"].broadcast({0}[0], {2}).wait()',
+    "c10d.allgather_.default": 't["group"].allgather({0}, {1}).wait()',
+    "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()',
+    "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})",
 }
 
 # Names of operations that differ in autograd alone.
@@ -213,12 +215,14 @@ class _Writer:
     recorded: str
     longest: int
     _expressions: dict[int, str] = field(default_factory=dict)
+    _uses: Counter[int] = field(default_factory=Counter)
     _count: int = 0
 
     def write(self) -> str:
         """Return the lines. A value that is used once is written where it is used."""
         steps, target = self.program.steps, self.program.target
-        uses = Counter(number for step in steps for number in numbers_in((step.args, step.kwargs)))
+        uses = self._uses
+        uses.update(number for step in steps for number in numbers_in((step.args, step.kwargs)))
         uses[target] += 2
         # A value may be computed later than the model did, but not after a change of memory.
         changes = [0, *accumulate(map(_changes_memory, steps))]
@@ -227,14 +231,19 @@ class _Writer:
             for k, step in enumerate(steps)
             for number in numbers_in((step.args, step.kwargs))
         }
+        for step in reversed(steps):
+            if step.operation in _SAME_TENSOR and (same := step.results[0]) is not None:
+                made = step.args[0][VALUE]
+                uses[made] += uses[same] - 1
+                used[made] = max(used[made], used.get(same, 0))
         lines = []
         for k, step in enumerate(steps):
             if step.operation in _SAME_TENSOR and step.results[0] is not None:
-                self._expressions[step.results[0]] = self._value(step.args[0]["value"])
+                self._expressions[step.results[0]] = self._value(step.args[0][VALUE])
                 continue
             code, has_several = self._operation(step), step.has_several
             results = [number if number and uses[number] else None for number in step.results]
-            if step.operation in _PORTABLE:  # of several results, it has the first
+            if self._is_portable(step):
                 results, has_several = results[:1], False
             made = [number for number in results if number is not None]
             if (
@@ -262,12 +271,16 @@ class _Writer:
             return f't["{self.names[number]}"]'
         return self._expressions[number]
 
+    def _is_portable(self, step: Step) -> bool:
+        """Return True if the other form of an operation, which has only the first result, is enough."""
+        return step.operation in _PORTABLE and not any(self._uses[one or 0] for one in step.results[1:])
+
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
-        if namespace == "c10d" and step.operation in _EXCHANGES:
-            of_torch = [one for one in step.args if not isinstance(one, dict) or VALUE in one]
-            method = _EXCHANGES[step.operation].format(*map(self._code, of_torch))
-            return f't["group"].{method}.wait()'
+        if step.operation in _FORMS:
+            unwritten = [isinstance(one, dict) and bool({GROUP, UNKNOWN} & one.keys()) for one in step.args]
+            codes = ["" if no else self._code(one) for one, no in zip(step.args, unwritten, strict=True)]
+            return _FORMS[step.operation].format(*codes)
         if "c10d" in namespace:
             raise UnwritableError(f"ranks exchange tensors by {step.operation}")
         args = [self._code(one) for one in step.args]
@@ -275,7 +288,7 @@ class _Writer:
             args.pop()
         name = _PLAIN.get(name, name)
         called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
-        if step.operation in _PORTABLE:
+        if self._is_portable(step):
             called, keywords = _PORTABLE[step.operation]
             args = [*args[:3], "enable_gqa=True", *map("{}={}".format, keywords, args[3:])]
         kwargs = [item for item in step.kwargs.items() if item not in _USUAL]

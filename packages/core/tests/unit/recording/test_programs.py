@@ -106,6 +106,17 @@ def test_a_slice_of_a_buffer_is_made_of_the_buffer(recorder: ProgramRecorder) ->
     assert program.steps[1].args[1:] == [[2], [1], 2]
 
 
+def test_a_number_that_python_read_is_made_of_the_tensor_it_was_read_from(
+    recorder: ProgramRecorder,
+) -> None:
+    x = torch.tensor([3.0, 4.0])
+    with recorder:
+        number = float(x.norm())
+    program = recorder.program_of(torch.tensor([[number]], dtype=torch.float64))
+    assert operations(program) == ["linalg_vector_norm", "view"]
+    assert program.steps[1].args[1] == [1, 1]
+
+
 @pytest.mark.parametrize("value", [torch.ones(1), nn.Parameter(torch.ones(1))])
 def test_a_value_that_no_operation_made_has_no_steps(
     recorder: ProgramRecorder, value: Tensor

@@ -122,6 +122,21 @@ def test_a_value_is_computed_before_its_memory_changes() -> None:
     assert torch.equal(one.run_wide("candidate"), 3 * one.run_wide())
 
 
+def added_in_place(x: Tensor, weight: Tensor) -> Tensor:
+    value = healthy(x, weight).detach()  # what accumulates a gradient holds the first one like this
+    value.add_(x.reshape(-1)[:1])
+    return value
+
+
+def test_a_value_that_is_changed_under_another_name_is_written_once() -> None:
+    x, weight = torch.randn(4, 48), torch.randn(10, 6)
+    program = record(added_in_place, x, weight)
+    one = pair(doubled_row, torch.float32)._replace(candidate=program)
+    found = build([one], "float32", LIMITS, WORDS)
+    assert isinstance(found, Reproduction)
+    assert found.text.count("aten.gelu(") == 2  # one in each program
+
+
 def long_sum(x: Tensor, weight: Tensor, last: float = 1.0) -> Tensor:
     value = healthy(x, weight)
     for number in range(12):
