@@ -16,6 +16,7 @@ from assay.models.inspect.report import LoadReport
 from assay.models.sources import RemoteCode
 from assay.runs import Progress
 from assay.runs.results import write_results
+from assay.sites import Phase
 from assay.verdicts import Record, Verdict
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ def _load(asked: LoadRequest, progress: Progress) -> "tuple[LoadedModel, Run]":
         return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code), run
 
 
-def find_wrong_values(request: LoadRequest, folder: Path, progress: Progress) -> "list[WrongValue]":
+def find_wrong_values(
+    request: LoadRequest, _: Phase, folder: Path, progress: Progress
+) -> "list[WrongValue]":
     """Load a model in another process, and return the values that are not its files'."""
     (found,) = call(_FIND, request, folder=folder, name="load", progress=progress)
     return found

@@ -38,7 +38,7 @@ _MOST_PORTS = 8
 # Statistics of steps without recorded values, whose errors no single module makes.
 _OF_FREE_RUNS = ("trajectory-error", "loss-error")
 
-_BY_THE_LOADER = "no operation of torch decides which rank trains on what"
+_BY_THE_LOADER = "no operation of torch hands out the inputs"
 
 
 @with_options
@@ -80,7 +80,9 @@ def reproduce(
         raise UsageError(f"{run}: {complaints[0]}")
     check, places = _read_check(context, verdict, run), _places(verdict, place)
     why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
-    if places and places[0].phase == "inputs" and why and not _failed_ports(rows, places[0]):
+    # Inputs of no module are those that a loader hands out: no value shows their error.
+    of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
+    if of_loader and why and check.record is not None:
         raise UsageError(f"{run} cannot be reproduced: {why}, and {_BY_THE_LOADER}")
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     story = f"Found by assay: {describe_sides(verdict)}."
@@ -121,8 +123,10 @@ def _reproduce_programs(
     from assay.reproduce.script import STATISTICS
 
     record: Any = check.record
-    # Values that must be equal have no token, and their place no step.
-    pairs = record(wanted, progress) or record(_of_any_step(wanted), progress)
+    pairs = record(wanted, progress)
+    if not pairs:  # values that must be equal have no token, and their place no step
+        (folder := wanted.folder / "any-step").mkdir()
+        pairs = record(wanted._replace(folder=folder, step=None), progress)
     limits = load_limits(check.limits)
     by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
     with progress.step("making it smaller"):
@@ -145,12 +149,6 @@ def _reproduce_state(
     if found is not None:
         return partial(write, found, words)
     return "no value of a single step is over its limit, and no weight, moment or setting is wrong"
-
-
-def _of_any_step(wanted: "Wanted") -> "Wanted":
-    folder = wanted.folder / "any-step"
-    folder.mkdir()
-    return wanted._replace(folder=folder, step=None)
 
 
 def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
@@ -193,29 +191,31 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check
         from assay.load import find_wrong_values
 
         request = checks.load_request_of(read_values(checks.check_load, given))
-        return _Check("cpu", "", "", run, None, lambda _, *rest: find_wrong_values(request, *rest))
-    golden, here = run / GOLDEN_FOLDER, run / HERE_FOLDER / GOLDEN_FOLDER
+        return _Check("cpu", "", "", run, None, partial(find_wrong_values, request))
+    check: Any
     if kind == "check generate":
-        from assay.generate.record_programs import find_wrong_weights, record_pairs
+        from assay.generate import record_programs as programs
 
         check = checks.generate_check_of(read_values(checks.check_generate, given))
-        golden = here if here.is_dir() else check.golden or golden
-        check = replace(check, golden=golden)
-        candidate, limits = check.candidate, check.limits
-        record: Record = partial(record_pairs, check)
-        find: Find = lambda _, *rest: find_wrong_weights(check, *rest)  # noqa: E731
+        here, recorded = run / HERE_FOLDER / GOLDEN_FOLDER, check.golden
+        recorded = here if here.is_dir() else recorded
     else:
-        from assay.training.program_pairs import find_wrong_state
-        from assay.training.program_pairs import record_pairs as record_training
+        from assay.training import program_pairs as programs  # type: ignore[no-redef]
 
-        train = checks.train_check_of(read_values(checks.check_train, given))
-        golden = train.recorded or golden
-        train = replace(train, golden=golden)
-        candidate, limits = parse_run(train.candidate), train.limits
-        record, find = partial(record_training, train), partial(find_wrong_state, train)
-    if not golden.is_dir():
-        raise UsageError(f"{golden} was not kept: run the check again with --keep replay")
-    return _Check(candidate.device, candidate.dtype, limits, golden, record, find)
+        check = checks.train_check_of(read_values(checks.check_train, given))
+        recorded = check.recorded
+    check = replace(check, golden=recorded or run / GOLDEN_FOLDER)
+    if not check.golden.is_dir():
+        raise UsageError(f"{check.golden} was not kept: run the check again with --keep replay")
+    side = parse_run(str(check.candidate))
+    record, find = partial(programs.record_pairs, check), partial(programs.find_wrong_state, check)
+    return _Check(side.device, side.dtype, check.limits, check.golden, record, find)
+
+
+_NOT_REPRODUCED = {
+    "compare": "compares dumps without the program that made them",
+    "smoke": "records losses and hashes, and no inputs of a module",
+}
 
 
 def _name_other_command(verdict: "Verdict", run: Path) -> str:
@@ -224,8 +224,8 @@ def _name_other_command(verdict: "Verdict", run: Path) -> str:
     job = "train" if command == "smoke" else "generate"
     model, sides = verdict.model.get("name") or "MODEL", "--reference cpu/float32 --candidate RUN"
     return (
-        f"{run} is of `assay {command}`, whose values cannot be computed again: run `assay check {job}"
-        f" {model} {sides}`, and reproduce its FAIL"
+        f"{run} is of `assay {command}`, which {_NOT_REPRODUCED.get(command, 'computes no values')}: run"
+        f" `assay check {job} {model} {sides}`, and reproduce its FAIL"
     )
 
 
@@ -262,9 +262,9 @@ def _failed_ports(
 
 def _split(row: "Measurement") -> tuple[str, str]:
     """Return module and name of a port; one of the stage's own module is written without the module."""
-    from assay.hooks.caches import KEPT
+    from assay.hooks.caches import CHANGED, KEPT
 
     # Of what a call adds to a cache, the tokens before it are what must be equal.
-    port = row.port.replace("changed.", KEPT) if row.statistic == "exact" else row.port
+    port = row.port.replace(CHANGED, KEPT) if row.statistic == "exact" else row.port
     at, found, name = port.rpartition(":")
     return (at.replace("(model)", ""), name) if found else (row.module, port)

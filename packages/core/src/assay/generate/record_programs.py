@@ -27,7 +27,7 @@ from assay.replay.modules import Replayer
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
 from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
-from assay.sites import CallSite
+from assay.sites import CallSite, Phase
 
 _RECORD: RemoteFunction[tuple[GenerateCheck, Wanted], list[RecordedValue]] = RemoteFunction(
     "assay.generate.record_programs:record_programs", PRELOAD
@@ -54,7 +54,9 @@ def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> li
     )
 
 
-def find_wrong_weights(check: GenerateCheck, folder: Path, progress: Progress) -> list[WrongValue]:
+def find_wrong_state(
+    check: GenerateCheck, _: Phase, folder: Path, progress: Progress
+) -> list[WrongValue]:
     """Return the candidate's weights that are not its files'. check: `golden` is that of the run."""
     check = replace(check, verify_golden=False)
     (found,) = call(

@@ -33,8 +33,8 @@ from assay.models.weight_files import hash_tensor
 # Names of what models take and return as their cache.
 _NAMES = ("past_key_values", "cache_params", "state")
 
-# Ports of the tokens that a call must not change begin with this.
-KEPT = "kept."
+# Ports of what a call adds, and of the tokens that it must not change, begin with these.
+CHANGED, KEPT = "changed.", "kept."
 
 # Attributes with parts whose second last axis has the tokens, and counters of the tokens that were written.
 # Without a counter, all columns hold tokens.
@@ -241,12 +241,7 @@ class Addition:
     history_changed: bool | None
     """True if the call also changed earlier tokens; None if unknown, as in a buffer, and for a state."""
     history: tuple[Tensor, Tensor] | None = None
-    """The earlier tokens after the call and before it, if they are compared."""
-
-    @property
-    def history_port(self) -> str:
-        """Return the port of the earlier tokens."""
-        return self.port.replace("changed.", KEPT, 1)
+    """The earlier tokens after the call and before it, if they are compared; their port begins with `KEPT`."""
 
 
 class _Place(NamedTuple):
@@ -383,7 +378,7 @@ class CacheTracker:
                     known = self._parts.get(key)
                     if is_here and key not in self._claimed and not _is_moved(part, known):
                         self._claimed.add(key)
-                        yield _addition(f"changed.{one.name}.{place.path}{part.name}", part, known)
+                        yield _addition(f"{CHANGED}{one.name}.{place.path}{part.name}", part, known)
 
     def find_unreadable(self) -> list[str]:
         """Return the caches of the root call that cannot be read, each with its port and class."""

@@ -95,12 +95,6 @@ class _Recorded:
     """The number of a tensor whose whole memory it overwrites without reading it."""
 
 
-@dataclass(slots=True)
-class _Known:
-    number: int
-    memory: int
-
-
 @dataclass
 class ProgramRecorder(TorchDispatchMode):
     """Records every operation that runs inside it, unless assay itself computes."""
@@ -108,9 +102,10 @@ class ProgramRecorder(TorchDispatchMode):
     model: nn.Module
     is_recording: Callable[[], bool] = lambda: True
     _operations: list[_Recorded] = field(default_factory=list)
-    _known: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> _Known
+    _known: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> number
     _inputs: dict[int, Tensor] = field(default_factory=dict)
-    _memory_of_inputs: dict[int, list[int]] = field(default_factory=dict)
+    _unsaved: set[int] = field(default_factory=set)
+    """Inputs whose memory no operation has changed."""
     _names: dict[int, str] = field(default_factory=dict)
     _names_of: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> str
     _numbers_read: dict[float, Tensor] = field(default_factory=dict)
@@ -118,7 +113,7 @@ class ProgramRecorder(TorchDispatchMode):
     _stale: set[int] = field(default_factory=set)
     """Memory that assay itself has written to: tensors there are inputs from then on."""
     _memory: dict[int, int] = field(default_factory=dict)
-    """By number of a tensor."""
+    """The number of the first tensor there, by number of a tensor."""
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -141,20 +136,20 @@ class ProgramRecorder(TorchDispatchMode):
         self._operations.clear()
         self._known.clear()
         self._inputs.clear()
-        self._memory_of_inputs.clear()
+        self._unsaved.clear()
         self._numbers_read.clear()
 
     def replacing(self, tensor: Tensor) -> None:
         """Expect that assay writes to a tensor: its content is an input of later operations."""
         known = self._known.get(tensor)
         if known is not None:
-            self._save(known.memory)
-            self._stale.add(known.memory)
+            self._save(self._memory[known])
+            self._stale.add(self._memory[known])
 
     def program_of(self, tensor: Tensor) -> Program:
         """Return the program of the operations so far that made a tensor; without steps for an input."""
         known, last = self._find(tensor)
-        numbers, memory = {known.number}, {known.memory}
+        numbers, memory = {known}, {self._memory[known]}
         needed: list[Step] = [*last]
         for one in reversed(self._operations):
             if numbers.isdisjoint(one.step.results) and memory.isdisjoint(one.writes):
@@ -168,8 +163,8 @@ class ProgramRecorder(TorchDispatchMode):
         inputs = {number: self._inputs[number] for number in sorted(numbers & self._inputs.keys())}
         inputs = {number: copy_of(one.detach()).cpu() for number, one in inputs.items()}
         names = {number: self._names[number] for number in inputs if number in self._names}
-        target = last[0].results[0] if last else known.number
-        return Program(needed[::-1], inputs, names, target or known.number)
+        target = last[0].results[0] if last else known
+        return Program(needed[::-1], inputs, names, target or known)
 
     def _narrowed(self, one: _Recorded, memory: set[int]) -> tuple[Step, frozenset[int]]:
         """Return an operation on lists of tensors in place for those in `memory` alone, and what it reads."""
@@ -187,31 +182,34 @@ class ProgramRecorder(TorchDispatchMode):
         kwargs = {name: narrowed(value) for name, value in one.step.kwargs.items()}
         return one.step._replace(args=args, kwargs=kwargs), frozenset(numbers_in((args, kwargs)))
 
-    def _find(self, tensor: Tensor) -> tuple[_Known, list[Step]]:
-        """Return the entry of a tensor, or of one in the same memory and the step that views it as `tensor`."""
+    def _find(self, tensor: Tensor) -> tuple[int, list[Step]]:
+        """Return the number of a tensor, or of one in the same memory and the step that views it as `tensor`."""
         if self._known.get(tensor) is not None or type(tensor) not in (Tensor, nn.Parameter):
             return self._know(tensor), []
-        if tensor.numel() == 1 and (read := self._numbers_read.get(float(tensor.detach()))) is not None:
-            args: list[Any] = [{VALUE: self._know(read).number}, [*tensor.shape]]
+        if (
+            tensor.numel() == 1
+            and (read := self._numbers_read.get(float(tensor.detach()))) is not None
+        ):
+            args: list[Any] = [{VALUE: self._know(read)}, [*tensor.shape]]
             return self._know(read), [self._view("aten.view.default", args)]
         for one, known in list(self._known.items()):
-            if known.memory in self._stale or not _share_memory(one, tensor):
+            if self._memory[known] in self._stale or not _share_memory(one, tensor):
                 continue
             if one.data_ptr() == tensor.data_ptr() and one.numel() == tensor.numel():
                 if one.shape == tensor.shape:
                     return known, []
                 view = "aten.view.default"
-                args = [{VALUE: known.number}, [*tensor.shape]]
+                args = [{VALUE: known}, [*tensor.shape]]
             elif one.is_contiguous() and not one.storage_offset():
                 sizes: list[Any] = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
-                args, view = [{VALUE: known.number}, *sizes], "aten.as_strided.default"
+                args, view = [{VALUE: known}, *sizes], "aten.as_strided.default"
             else:
                 continue
             return known, [self._view(view, args)]
         return self._know(tensor), []
 
     def _view(self, operation: str, args: list[Any]) -> Step:
-        return Step(operation, args, {}, [self._new().number], has_several=False)
+        return Step(operation, args, {}, [self._new()], has_several=False)
 
     def __torch_dispatch__(
         self,
@@ -231,7 +229,7 @@ class ProgramRecorder(TorchDispatchMode):
         if any(type(one) not in (Tensor, nn.Parameter) for one in given):
             return NotImplemented  # a subclass computes with the tensors that it holds
         known = [self._know(one) for one in given]
-        writes = frozenset(self._know(one).memory for one in _written(func, args, kwargs))
+        writes = frozenset(self._memory[self._know(one)] for one in _written(func, args, kwargs))
         for memory in writes:
             self._save(memory)
         replaces = known[:1] if str(func) in _OVERWRITES and _is_whole(given[0]) else []
@@ -241,59 +239,46 @@ class ProgramRecorder(TorchDispatchMode):
             self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
-        self._operations.append(
-            _Recorded(
-                Step(
-                    str(func),
-                    step_args,
-                    step_kwargs,
-                    [None if one is None else one.number for one in results],
-                    several,
-                ),
-                frozenset(one.number for one in known),
-                writes,
-                frozenset(one.number for one in replaces),
-            )
-        )
+        step = Step(str(func), step_args, step_kwargs, results, several)
+        recorded = _Recorded(step, frozenset(known), writes, frozenset(replaces))
+        self._operations.append(recorded)
         return result
 
-    def _know(self, tensor: Tensor) -> _Known:
-        """Return the entry of an argument; a tensor that no operation made is an input."""
-        known: _Known | None = self._known.get(tensor)
-        if known is not None and known.memory not in self._stale:
+    def _know(self, tensor: Tensor) -> int:
+        """Return the number of an argument; a tensor that no operation made is an input."""
+        known: int | None = self._known.get(tensor)
+        if known is not None and self._memory[known] not in self._stale:
             return known
         known = self._known[tensor] = self._new()
-        self._inputs[known.number] = tensor
-        self._memory_of_inputs[known.memory] = [known.number]
+        self._inputs[known] = tensor
+        self._unsaved.add(known)
         if (name := self._names_of.get(tensor)) is not None:
-            self._names[known.number] = name
+            self._names[known] = name
         return known
 
-    def _new(self, memory: int = 0) -> _Known:
+    def _new(self, memory: int = 0) -> int:
         self._count += 1
-        known = _Known(self._count, memory or self._count)
-        self._memory[known.number] = known.memory
-        return known
+        self._memory[self._count] = memory or self._count
+        return self._count
 
-    def _add(self, result: object, given: Sequence[Tensor]) -> _Known | None:
+    def _add(self, result: object, given: Sequence[Tensor]) -> int | None:
         """Give a result a number, unless it is an argument, as of operations in place."""
-        if not isinstance(result, Tensor):
+        if not isinstance(result, Tensor) or self._known.get(result) is not None:
             return None
-        if self._known.get(result) is not None:
-            return None
-        shared = [self._know(one).memory for one in given if _share_memory(one, result)]
+        shared = [self._memory[self._know(one)] for one in given if _share_memory(one, result)]
         known = self._known[result] = self._new(*shared[:1])
         return known
 
     def _save(self, memory: int) -> None:
-        """Copy the inputs in `memory`, which is about to change."""
-        with suspended():
-            for number in self._memory_of_inputs.pop(memory, ()):
-                self._inputs[number] = copy_of(self._inputs[number].detach())
+        """Copy the input in `memory`, which is about to change."""
+        if memory in self._unsaved:
+            self._unsaved.remove(memory)
+            with suspended():
+                self._inputs[memory] = copy_of(self._inputs[memory].detach())
 
     def _encode(self, value: Any) -> Any:  # noqa: ANN401, PLR0911 - an argument of torch, and JSON
         if isinstance(value, Tensor):
-            return {VALUE: self._know(value).number}
+            return {VALUE: self._know(value)}
         if isinstance(value, list | tuple):
             return [self._encode(one) for one in value]
         if isinstance(value, dict):
@@ -302,7 +287,7 @@ class ProgramRecorder(TorchDispatchMode):
             return {NUMBER: str(value)}
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):  # noqa: SLF001
             return {GROUP: dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
         key = next((key for kind, key in _KEYS.items() if isinstance(value, kind)), None)
         if key is None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from assay.hooks.caches import CacheBefore, CacheTracker
+from assay.hooks.caches import CHANGED, KEPT, CacheBefore, CacheTracker
 from assay.hooks.module_tracer import ActiveCall, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import (
@@ -317,8 +317,8 @@ class Replayer:
             if injected is not added:
                 self._write_over(addition.tensor, injected)
             if addition.history is not None and self.observer is not None:
-                site = active.call.site
-                self.observer.measure(site, addition.history_port, *addition.history)
+                port = addition.port.replace(CHANGED, KEPT)
+                self.observer.measure(active.call.site, port, *addition.history)
             if addition.history_changed is not None:
                 result = self._result(active, addition.port, addition.tensor)
                 is_changed = addition.history_changed

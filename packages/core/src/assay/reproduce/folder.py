@@ -5,7 +5,7 @@ in all arguments that are sizes. What is wrong after that is refused: an error o
 fails, a candidate that passes or has another shape.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isclose
 from pathlib import Path
@@ -18,6 +18,7 @@ from assay.dtypes import float_format
 from assay.models.config_files import first_line
 from assay.recording.programs import GROUP, Program, ProgramPair
 from assay.reproduce.script import (
+    OTHER,
     Kind,
     Reproduction,
     Words,
@@ -51,23 +52,12 @@ def minimize(one: Reproduction) -> Reproduction:
     """Return the smallest reproduction that is found; `one` itself if none is smaller."""
     if _UNSAFE in {step.operation for step in (*one.candidate.steps, *one.reference.steps)}:
         return one
-    for size in sorted(set(_sizes(one.tensors)), reverse=True):
-        for smaller in _smaller(size):
-            if (found := _try(one, size, smaller)) is not None:
-                one = found
-                break
+    tensors = [one.tensors[name] for name in one.tensors.keys() - {"answer", "kept"}]
+    for size in sorted({size for tensor in tensors for size in tensor.shape}, reverse=True):
+        smaller = (n for n in range(1, size) if size % n == 0 or n & (n - 1) == 0)
+        found = (_try(one, size, n) for n in smaller)
+        one = next((each for each in found if each is not None), one)
     return one
-
-
-def _smaller(size: int) -> list[int]:
-    """Return the divisors and the powers of two below `size`."""
-    return [one for one in range(1, size) if size % one == 0 or one & (one - 1) == 0]
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[int]:
-    for name, tensor in tensors.items():
-        if name not in ("answer", "kept"):
-            yield from (size for size in tensor.shape if size > 1)
 
 
 def _try(one: Reproduction, size: int, smaller: int) -> Reproduction | None:
@@ -134,15 +124,13 @@ def build(
     recorded: the candidate's dtype.
     Returns: the reproduction, or why no value fails by itself.
     """
-    reasons: dict[str, str] = {}
+    reasons = []
     for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
         try:
             return _build_one(pair, recorded, limits, words)
         except _NotReproducedError as error:
-            reasons.setdefault(str(error), str(pair.site))
-    if not reasons:
-        return "no value there is over its limit"
-    return "; ".join(f"{site}: {reason}" for reason, site in reasons.items())
+            reasons.append(f"{pair.site}: {error}")
+    return next(iter(reasons), "no value there is over its limit")
 
 
 def _build_one(
@@ -180,7 +168,9 @@ def _build_one(
             )
         if kind == "values":
             one = replace(one, tensors={**one.tensors, "answer": wide.double()})
-        if ranks and not isclose(one.measure(recorded, words.device)[0][1], pair.error, rel_tol=0.01):
+        if ranks and not isclose(
+            one.measure(recorded, words.device)[0][1], pair.error, rel_tol=0.01
+        ):
             raise _NotReproducedError("its exchanges give another value when they run again")
         found = [dtype for dtype in dict.fromkeys((recorded, "float32")) if reproduces(one, dtype)]
     except RuntimeError as error:
@@ -244,11 +234,12 @@ def find_tokens(one: Reproduction) -> list[str]:
 def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
     device = one.words.device
+    lines = map(str.strip, one.text.splitlines())
     fields = vars(one) | one.words._asdict()
     fields |= {
         "there": describe_machine(verdict),
         "operations": list(dict.fromkeys(step.operation for step in one.candidate.steps)),
-        "marked": one.marked,
+        "marked": [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)],
         "rows": one.measure(one.dtype, device),
         "fails_on_cpu": severity(one.measure(one.dtype, "cpu")) > 1,
         "fails_as_recorded": severity(one.measure(one.recorded, device)) > 1,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.files import write_whole
+from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
 from assay.recording.programs import GROUP, TORCH, UNKNOWN, VALUE, Program, Step, numbers_in
 from assay.sites import Site
@@ -35,7 +36,7 @@ STATISTICS: dict[str, Statistic] = {
     "error of the scale": "replay-slope",
 }
 
-MOST_LINES = 120
+_MOST_LINES = 140
 # A longer expression gets a line of its own: the first of these with which reproduce.py is short.
 _LONGEST = (60, 90, 120, 180, 240)
 _TO_THE_END = str(2**63 - 1)
@@ -84,10 +85,6 @@ def _mark(code: str, reference: str) -> str:
     return "\n".join(line if bare(line) in known else line + OTHER for line in lines)
 
 
-class UnwritableError(RuntimeError):
-    """A program that cannot be written as text."""
-
-
 class Words(NamedTuple):
     """Words for the head of reproduce.py and its README."""
 
@@ -123,10 +120,10 @@ class Reproduction:
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py: one operation a line, or several if there are many."""
-        texts = (self._write(longest) for longest in _LONGEST)
-        return next(
-            (text for text in texts if text.count("\n") < MOST_LINES), self._write(_LONGEST[-1])
-        )
+        for text in map(self._write, _LONGEST):
+            if text.count("\n") < _MOST_LINES:
+                break
+        return text
 
     def _write(self, longest: int) -> str:
         programs = zip((self.candidate, self.reference, *self.ranks), self.names, strict=True)
@@ -140,12 +137,6 @@ class Reproduction:
             "limits": repr(dict(self.limits)),
         }  # fmt: skip
         return render("program.py.j2", fields)
-
-    @property
-    def marked(self) -> list[str]:
-        """The lines of reproduce.py that the reference does not have."""
-        lines = map(str.strip, self.text.splitlines())
-        return [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)]
 
     def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
         """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
@@ -173,7 +164,12 @@ class Reproduction:
 
 
 def write_folder(
-    folder: Path, verdict: Verdict, place: str, tensors: Mapping[str, Tensor], script: str, readme: str
+    folder: Path,
+    verdict: Verdict,
+    place: str,
+    tensors: Mapping[str, Tensor],
+    script: str,
+    readme: str,
 ) -> Path:
     """Write the four files: tensors, versions of the run that failed, and both texts. Returns: reproduce.py."""
     torch.save({name: one.clone() for name, one in tensors.items()}, folder / "tensors.pt")
@@ -197,13 +193,13 @@ def describe_machine(verdict: Verdict) -> str:
 
 def severity(rows: Iterable[Row]) -> float:
     """Return the largest error, in units of noise times limit; over 1 is wrong."""
-    return max(_over_limit(error, noise * limit) for _, error, noise, limit in rows)
 
+    def over(error: float, allowed: float) -> float:
+        if error == 0:
+            return 0.0
+        return error / allowed if math.isfinite(error) and allowed > 0 else math.inf
 
-def _over_limit(error: float, allowed: float) -> float:
-    if error == 0:
-        return 0.0
-    return error / allowed if math.isfinite(error) and allowed > 0 else math.inf
+    return max(over(error, noise * limit) for _, error, noise, limit in rows)
 
 
 @dataclass
@@ -273,16 +269,22 @@ class _Writer:
 
     def _is_portable(self, step: Step) -> bool:
         """Return True if the other form of an operation, which has only the first result, is enough."""
-        return step.operation in _PORTABLE and not any(self._uses[one or 0] for one in step.results[1:])
+        return step.operation in _PORTABLE and not any(
+            self._uses[one or 0] for one in step.results[1:]
+        )
 
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
         if step.operation in _FORMS:
-            unwritten = [isinstance(one, dict) and bool({GROUP, UNKNOWN} & one.keys()) for one in step.args]
-            codes = ["" if no else self._code(one) for one, no in zip(step.args, unwritten, strict=True)]
+            unwritten = [
+                isinstance(one, dict) and bool({GROUP, UNKNOWN} & one.keys()) for one in step.args
+            ]
+            codes = [
+                "" if no else self._code(one) for one, no in zip(step.args, unwritten, strict=True)
+            ]
             return _FORMS[step.operation].format(*codes)
         if "c10d" in namespace:
-            raise UnwritableError(f"ranks exchange tensors by {step.operation}")
+            raise RuntimeError(f"ranks exchange tensors by {step.operation}")
         args = [self._code(one) for one in step.args]
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
@@ -310,7 +312,7 @@ class _Writer:
             case {"number": text}:
                 code = f'float("{text}")'
             case {"unknown": kind}:
-                raise UnwritableError(f"an operation takes a {kind}")
+                raise RuntimeError(f"an operation takes a {kind}")
             case list():
                 code = f"[{', '.join(map(self._code, value))}]"
             case _:
@@ -338,17 +340,10 @@ def name_inputs(
 
 def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:
     for name, other in tensors.items():
-        if _are_same(tensor, other):
+        if tensor.stride() == other.stride() and same_bits(tensor, other):
             return name
     wanted = re.sub(r"[^\w.]", "_", wanted)
     count = sum(name == wanted or name.startswith(f"{wanted}:") for name in tensors)
     name = f"{wanted}:{count + 1}" if count else wanted
     tensors[name] = tensor
     return name
-
-
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    if (one.shape, one.dtype, one.stride()) != (other.shape, other.dtype, other.stride()):
-        return False
-    bytes_ = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*bytes_)

@@ -1,6 +1,5 @@
 """A stored value that is not what it should be, as a reproduction: a weight, a moment or a setting."""
 
-import hashlib
 import json
 import math
 import mmap
@@ -50,8 +49,6 @@ class WrongValue:
     """The index of the first element that is held, in the flattened tensor."""
     shape: tuple[int, ...] = ()
     num_different: int = 1
-    digests: tuple[str, str] = ("", "")
-    """SHA-256 of the whole tensors: the right one as stored, the wrong one as held."""
     file: str = ""
     """The name of the file with the right bytes; "" if none holds them."""
     start: int = 0
@@ -120,7 +117,6 @@ def compare_values(
         first,
         tuple(expected.shape),
         len(wrong),
-        (_digest(expected), _digest(actual)),
         file,
         start + first * expected.element_size(),
     )
@@ -198,10 +194,6 @@ def _as_literal(value: object) -> str:
     if isinstance(value, Tensor):
         value = f"a tensor of {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _find_bytes(folder: Path, tensor: Tensor) -> tuple[str, int]:

@@ -6,12 +6,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.application import calibrate
+from assay.cli.application import app, calibrate
 from assay.cli.capture import capture
 from assay.cli.reproduce import reproduce
 from assay.errors import UsageError
 from assay.runs.results import write_results
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Level, Location, Outcome, Verdict
 
 KNOWN = "known: float64, float32, bfloat16, float16"
 
@@ -125,3 +125,23 @@ def test_a_run_of_another_command_names_the_check_to_reproduce(
     wanted = f"run `assay check {check} folder --reference cpu/float32 --candidate RUN`"
     assert said.startswith(f"{run} is of `assay {kind}`, ")
     assert wanted in said
+
+
+def test_inputs_that_a_loader_hands_out_wrongly_are_refused_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    (run / "golden").mkdir(parents=True)
+    why = "micro-batch 0 of step 0 was trained 2 times"
+    verdict = Verdict(
+        verdict=Outcome.FAIL,
+        levels={"inputs": Level(verdict=Outcome.FAIL, reason=why)},
+        location=Location(phase="inputs", step=0),
+    )
+    command = ["assay", "check", "train", "micro:llama", "--reference", "cpu/float32"]
+    write_results(verdict, [], run, [*command, "--candidate", "cpu/float32", "--mesh", "dp=2"])
+    error = CliRunner().invoke(app, ["reproduce", str(run)]).exception
+    assert str(error) == (
+        f"{run} cannot be reproduced: {why}, and no operation of torch hands out the inputs"
+    )
+    assert not (run / "reproduce").exists()

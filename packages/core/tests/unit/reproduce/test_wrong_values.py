@@ -1,6 +1,5 @@
 """Wrong weights and settings: what differs, where the right bytes are, and what was done to them."""
 
-import hashlib
 import json
 import runpy
 import sys
@@ -20,10 +19,6 @@ WORDS = Words("a head", "a story", "cpu")
 VERDICT = Verdict(verdict=Outcome.FAIL, command=["assay"], levels={})
 Run = Callable[..., tuple[object, list[str]]]
 RIGHT = torch.arange(1.0, 121.0).reshape(12, 10)
-
-
-def digest_of(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
 
 
 def difference(actual: object, expected: object = RIGHT, folder: Path | None = None) -> WrongValue:
@@ -60,7 +55,6 @@ def test_only_elements_around_the_first_difference_are_held() -> None:
     assert (found.first, found.num_different, found.shape) == (45, 7, (12, 10))
     assert isinstance(found.expected, Tensor)
     assert found.expected.tolist() == [float(number) for number in range(46, 78)]
-    assert found.digests == (digest_of(RIGHT), digest_of(wrong))
 
 
 def test_the_right_bytes_are_found_in_the_file(tmp_path: Path) -> None:
@@ -107,7 +101,7 @@ def test_the_folder_fails_and_passes_with_the_right_value(
     script = write(difference(actual, expected), WORDS, VERDICT, tmp_path)
     names = ["README.md", "environment.json", "reproduce.py", "tensors.pt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert len(script.read_text().splitlines()) < 120
+    assert len(script.read_text().splitlines()) < 80
     code, lines = run(script)
     assert (code, lines[0], lines[-1]) == (1, shown, "FAIL: fc.weight is wrong")
     assert run(script, "--reference") == (0, ["PASS"])

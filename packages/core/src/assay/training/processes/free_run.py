@@ -136,18 +136,14 @@ def run_freely(
     resume_at, trainer = request.options.resume_at, opened.trainer
     folder = request.folder.parent / CHECKPOINT_FOLDER
     run, drawn = FreeRun(), DrawnGenerators(torch_device)
-
-    def note_mask(state: Tensor) -> None:
-        run.masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
-
     inject_state(trainer, start, torch_device)
     first = folder.with_name("first-checkpoint") if resume_at > 1 else None
     if first is not None:
-        with masks_noted(opened, note_mask):
+        with masks_noted(opened, partial(_note_mask, run)):
             run.steps = _train(opened, batches[: resume_at - 1], run, drawn)
         with subtask("saving a checkpoint"):
             _save(opened, first, run)
-    with masks_noted(opened, note_mask):
+    with masks_noted(opened, partial(_note_mask, run)):
         run.steps += _train(opened, batches[len(run.steps) : resume_at], run, drawn)
     with subtask("saving a checkpoint"):
         saved = _save(opened, folder, run)
@@ -160,7 +156,10 @@ def run_freely(
                 restore_generators(states, torch_device)
         except (AssayError, OSError, ValueError) as error:
             run.problem = f"the model in the checkpoint cannot be read: {error}"
-    with masks_noted(opened, note_mask), _precision_noted(opened, start, request, run):
+    with (
+        masks_noted(opened, partial(_note_mask, run)),
+        _precision_noted(opened, start, request, run),
+    ):
         run.steps += _train(opened, batches[resume_at:], run, drawn)
     end, generators_end = hash_held_parts(trainer), drawn.hashes()
     run.trajectory = trajectory_of(trainer.model, golden_end)
@@ -212,6 +211,10 @@ def _precision_noted(
     with rounded_weights(opened.trainer, start["model"], getattr(torch, dtype)) as rounded:
         yield
     run.kept = replace(find_kept_narrow(opened.trainer), rounded=rounded)
+
+
+def _note_mask(run: FreeRun, state: Tensor) -> None:
+    run.masks.append(hashlib.sha256(state.numpy().tobytes()).hexdigest())
 
 
 @contextmanager
