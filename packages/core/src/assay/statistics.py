@@ -121,7 +121,7 @@ OF_INTEGERS = frozenset({"exact", "replay-choice"})
 CURVES = {"loss": "loss", "grad-norm": "gradient norm", "learning-rate": "learning rate"}
 CURVE_SIDES = {
     "candidate": "candidate",
-    "yardstick": "yardstick",
+    "yardstick": "exact reference",
     "uninterrupted": "uninterrupted",
     "split": "other split",
     "noise": "noise run",

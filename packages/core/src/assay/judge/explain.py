@@ -25,10 +25,14 @@ from assay.judge.wording import (
     is_against_target,
     load_diagnoses,
 )
+from assay.sites import Phase
 from assay.statistics import GENERAL, STATISTICS, TOKEN_STATISTIC
 from assay.verdicts import Coverage, Location, Measurement, Number, Outcome, Record, Verdict
 
 Key = TypeVar("Key", bound=Hashable)
+
+# Level, module, phase and rank.
+Place = tuple[str, str, Phase, int]
 
 
 class ShownElement(Record):
@@ -57,6 +61,13 @@ class DecidingRows:
     """The candidate's error behind the deciding ratio; None if no file holds it."""
     coarsest: dict[str, Measurement] = field(default_factory=dict)
     """By level, the row with the coarsest resolution for errors of any form."""
+    stated: dict[Place, Measurement] = field(default_factory=dict)
+    """By place, the row whose ratio the verdict or its worst suspect there states."""
+
+    def find_worst(self, rows: Iterable[tuple[Key, Measurement]]) -> dict[Key, Measurement]:
+        """Return the row to report for each key: the worst, or the one that is stated for the same place."""
+        worst = find_worst_rows(rows)
+        return {key: self.stated.get(_place_of(row), row) for key, row in worst.items()}
 
 
 def severity(value: float) -> float:
@@ -135,7 +146,28 @@ def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) ->
         limits_origin=extras.get("limits_origin"),
         error=deciding.actual if deciding else _error_of_suspect(verdict),
         coarsest=find_coarsest_rows(measurements),
+        stated=_find_stated(verdict, measurements, deciding),
     )
+
+
+def _place_of(row: Measurement) -> Place:
+    return row.level, row.module, row.phase, row.rank
+
+
+def _find_stated(
+    verdict: Verdict, measurements: Iterable[Measurement], deciding: Measurement | None
+) -> dict[Place, Measurement]:
+    """Find the rows of the suspects, and of the verdict, by place."""
+    wanted: dict[tuple[object, ...], None] = {}
+    for one in verdict.suspects:
+        at = one.location
+        wanted[at.module, at.phase, at.rank, one.statistic, one.noise_ratio] = None
+    found: dict[tuple[object, ...], Measurement] = {}
+    for row in measurements:
+        found.setdefault((row.module, row.phase, row.rank, row.statistic, row.ratio), row)
+    rows = [found[key] for key in reversed(wanted) if key in found]  # the worst is last
+    rows += [deciding] if deciding and verdict.location else []
+    return {_place_of(row): row for row in rows}
 
 
 def _error_of_suspect(verdict: Verdict) -> float | None:

@@ -322,19 +322,20 @@ def list_suspects(
     location_of: Callable[[FailedStage], Location],
     named: tuple[Location, Judged | None] | None = None,
 ) -> list[Suspect]:
-    """List failed stages by ratio / limit of their reported statistic, worst first.
+    """List failed stages by ratio / limit of their reported statistic, worst first, equal ones in model order.
 
     named: the place that the verdict names, which is always listed, once. Its statistic is None for a
         fact without a noise ratio.
     """
-    found: list[tuple[Location, Judged | None]] = []
-    for item in sorted(ranked, key=lambda item: item.order):
+    found: list[tuple[Location, Judged | None]] = [named] if named is not None else []
+    for item in ranked:
         place = location_of(item)
         is_named = named and (item.reported is named[1] or _key_of(place) == _key_of(named[0]))
         if not is_named:
             found.append((place, item.reported))
+    found.sort(key=lambda pair: -1 if pair[1] is None else pair[1].port.order)
     own = [_suspect(*named)] if named is not None else []
-    listed = [*own, *(_suspect(*pair) for pair in found)]
+    listed = [_suspect(*pair) for pair in found]
     listed.sort(key=lambda one: -one.noise_ratio / one.limit if one.limit else -math.inf)
     # Several stages may have one location, such as the parameters of a module.
     unique: dict[str, Suspect] = {}

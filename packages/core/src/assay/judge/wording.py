@@ -124,8 +124,7 @@ def list_diagnoses() -> list[tuple[str, str, str]]:
 # Signs in addition to colors, which some readers do not see.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
-LEVEL_QUESTIONS = {
-    "completeness": "Do both dumps hold everything?",
+_LEVEL_QUESTIONS = {
     "weights": "Are the weights the same?",
     "load": "Does the loaded model equal its files?",
     "inputs": "Is the model called with the same inputs?",
@@ -133,7 +132,6 @@ LEVEL_QUESTIONS = {
     "logits": "Do the same tokens have the same distributions?",
     "outputs": "Are the model's outputs the same?",
     "modules": "Does every part compute the same from the same inputs?",
-    "operations": "Does every operation compute the same?",
     "sampler": "Does the sampler choose the same from the same logits?",
     "loss": "Is the loss the same?",
     "activations": "Does every part compute the same in the forward pass?",
@@ -143,6 +141,17 @@ LEVEL_QUESTIONS = {
     "checkpoint": "Is the loaded state equal to the saved state?",
     "overfit": "Does it memorize a few sequences, as the reference does?",
 }
+# Two dumps hold values that were already computed, each from its own inputs.
+_DUMP_QUESTIONS = {
+    "completeness": "Does ACTUAL hold everything that EXPECTED holds?",
+    "inputs": "Are the token ids of the prompts the same, and the labels?",
+    "logits": "Do the dumped logits agree?",
+    "modules": "Do the dumped inputs and outputs of modules agree?",
+    "operations": "Do the dumped results of operations agree?",
+    "gradients": "Do the dumped gradients agree?",
+    "updates": "Do the dumped updates of parameters agree?",
+}
+SUSPECTS_ORDER = "furthest over their limits first, equal ones in the order of the model"
 
 
 class PhaseWords(NamedTuple):
@@ -212,8 +221,9 @@ _DEPTH_OF_DUMPS = (
     "both dumps hold them. After a fault, it includes amplified error."
 )
 TREE_MEANING = (
-    "Each line shows the statistic furthest over its limit, or nearest to it, in the module and all that "
-    "it contains. The worst child of each module is marked."
+    "Each line shows the place furthest over its limit, or nearest to it, in the module and all that it "
+    "contains. A module that the verdict or a suspect names has their ratio; the table of measurements has "
+    "those of its other statistics. The worst child of each module is marked."
 )
 RANKS_MEANING = "The worst place on each rank, and the highest ratio / limit in each of its layers."
 DEPTH_MEANING = (
@@ -221,13 +231,15 @@ DEPTH_MEANING = (
     "stage adds by itself: there, a fault is a single peak."
 )
 KL_MEANING = (
-    "KL divergence of the distribution over the whole vocabulary from the yardstick's, for candidate "
-    "and noise run."
+    "KL divergence of the distribution over the whole vocabulary from the exact reference's, for "
+    "candidate and noise run."
 )
-_ERRORS_OF_CURVES = "Errors are relative to the yardstick; the noise is the error of the noise run."
+_ERRORS_OF_CURVES = (
+    "Errors are relative to the exact reference; the noise is the error of the noise run."
+)
 _OVERFIT_CURVES = (
-    "Every step is on the same few sequences. The target is the highest loss of yardstick or noise "
-    "run in the second half of their steps. The median of the candidate's last fifth has to reach it. "
+    "Every step is on the same few sequences. The target is the highest loss of exact reference or "
+    "noise run in the second half of their steps. The median of the candidate's last fifth has to reach it. "
     f"{_ERRORS_OF_CURVES} The judge also compares the first losses with their noise."
 )
 _FREE_CURVES = (
@@ -247,7 +259,7 @@ def describe_sides(verdict: Verdict) -> str:
     name = verdict.model.get("name") or "the model"
     candidate = verdict.candidate.get("run") or "the candidate"
     reference = verdict.reference.get("run") or "the reference"
-    if "format" in verdict.candidate:
+    if is_of_dumps(verdict):
         return one_line(f"{candidate} against {reference}")
     if case := verdict.candidate.get("case"):  # of smoke
         name = f"{case} with {name}" if verdict.model.get("name") else str(case)
@@ -256,14 +268,26 @@ def describe_sides(verdict: Verdict) -> str:
     return one_line(f"{name} on {candidate} against {reference}")
 
 
+def is_of_dumps(verdict: Verdict) -> bool:
+    """Return True for a verdict of `assay compare`."""
+    return "format" in verdict.candidate
+
+
+def describe_level(verdict: Verdict, name: str) -> str:
+    """Return the question that a level answers; "" if it is unknown. A command may have questions of its own."""
+    own = (verdict.levels[name].model_extra or {}).get("question")
+    known = _LEVEL_QUESTIONS | (_DUMP_QUESTIONS if is_of_dumps(verdict) else {})
+    return own if isinstance(own, str) else known.get(name, "")
+
+
 def describe_cells(verdict: Verdict) -> str:
     """Explain the heat map."""
-    return _TOKENS_OF_DUMPS if "format" in verdict.candidate else TOKENS_ARE_NOT_JUDGED
+    return _TOKENS_OF_DUMPS if is_of_dumps(verdict) else TOKENS_ARE_NOT_JUDGED
 
 
 def describe_depth(verdict: Verdict) -> str:
     """Explain the curve along the depth."""
-    return _DEPTH_OF_DUMPS if "format" in verdict.candidate else DEPTH_MEANING
+    return _DEPTH_OF_DUMPS if is_of_dumps(verdict) else DEPTH_MEANING
 
 
 def describe_curves(verdict: Verdict) -> str:

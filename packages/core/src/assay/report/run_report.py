@@ -16,17 +16,17 @@ from assay.judge.explain import (
     explain_command,
     explain_verdict,
     find_deciding_rows,
-    find_worst_rows,
 )
 from assay.judge.wording import (
-    LEVEL_QUESTIONS,
     TIE_WITH_OTHER_LOGITS,
     describe_error,
     describe_judged,
+    describe_level,
     describe_location,
     describe_place,
     describe_sides,
     format_number,
+    is_of_dumps,
 )
 from assay.runs.results import find_golden, read_measurements, read_verdict
 from assay.sites import Phase
@@ -73,6 +73,8 @@ class LadderRung:
     """The worst judged measurement; of the failed level, the deciding one."""
     coarsest: Measurement | None = None
     """The measurement of coarsest resolution."""
+    question: str = ""
+    """The question that the level answers."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -95,12 +97,6 @@ class LadderRung:
         row = self.worst
         is_failed = self.level.verdict is Outcome.FAIL
         return is_failed and row is not None and row.ratio <= (row.limit or 0.0)
-
-    @property
-    def question(self) -> str:
-        """Return what the level answers. A command may have its own levels of known names."""
-        own = (self.level.model_extra or {}).get("question")
-        return own if isinstance(own, str) else LEVEL_QUESTIONS.get(self.name, "")
 
     @property
     def reason(self) -> str:
@@ -203,7 +199,7 @@ class Report:
     @cached_property
     def ladder(self) -> list[LadderRung]:
         """Return the levels, in the order of the verdict."""
-        worst = find_worst_rows(
+        worst = self.decided.find_worst(
             (row.level, row) for row in self.measurements if row.limit is not None
         )
         if self.decided.deciding is not None:
@@ -211,7 +207,13 @@ class Report:
             worst[self.decided.deciding.level] = self.decided.deciding
         coarsest = self.decided.coarsest
         return [
-            LadderRung(name, level, worst.get(name), coarsest.get(name))
+            LadderRung(
+                name,
+                level,
+                worst.get(name),
+                coarsest.get(name),
+                describe_level(self.verdict, name),
+            )
             for name, level in self.verdict.levels.items()
         ]
 
@@ -251,16 +253,17 @@ class Report:
     @property
     def judged_side(self) -> str:
         """Return the command's name for the judged side."""
-        return "ACTUAL" if "format" in self.verdict.candidate else "candidate"
+        return "ACTUAL" if is_of_dumps(self.verdict) else "candidate"
 
     @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
         """Return model, environment and sides as names and values, without the command."""
-        verdict, is_of_dumps = self.verdict, self.judged_side == "ACTUAL"
+        verdict = self.verdict
+        sides = ("EXPECTED", "ACTUAL") if is_of_dumps(verdict) else ("Reference", "Candidate")
         groups = {
             "Model": verdict.model,
-            "EXPECTED" if is_of_dumps else "Reference": verdict.reference,
-            "ACTUAL" if is_of_dumps else "Candidate": verdict.candidate,
+            sides[0]: verdict.reference,
+            sides[1]: verdict.candidate,
             "Environment": verdict.environment,
         }
         flat = {title: _flatten(facts) for title, facts in groups.items() if facts}

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from assay.foreign_text import escape_markdown, markdown_block, one_line
 from assay.judge.explain import describe_resolution
-from assay.judge.wording import OUTCOME_SIGNS, describe_counts
+from assay.judge.wording import OUTCOME_SIGNS, SUSPECTS_ORDER, describe_counts
 from assay.report.run_report import NUMERIC_COLUMNS, Report, list_runs
 from assay.verdicts import Outcome
 
@@ -66,9 +66,8 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield _indented(_table(cells, verdicts))
     if len(verdict.suspects) > 1:
         yield Text("")
-        yield Text(
-            f"Suspects, furthest over their limits first ({len(report.top_suspects)} of {len(verdict.suspects)}):"
-        )
+        shown = f"{len(report.top_suspects)} of {len(verdict.suspects)}"
+        yield Text(f"Suspects ({shown}), {SUSPECTS_ORDER}:")
         yield _indented(_table(report.suspect_cells(report.top_suspects)))
     for note in report.notes:
         yield Text(f"note: {one_line(note)}")
@@ -162,7 +161,8 @@ def _line(cells: Iterable[str]) -> str:
 
 def _suspects(report: Report) -> str:
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
-    table = _markdown_table(report.suspect_cells(report.top_suspects))
+    table = f"Suspects, {SUSPECTS_ORDER}:\n\n"
+    table += _markdown_table(report.suspect_cells(report.top_suspects))
     return table + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
 
 

@@ -191,7 +191,7 @@ def test_losses_of_overfitting_are_drawn_with_their_target(
     box = plot.bounding_box()
     assert box is not None
     assert tip_at(opened.page, box["x"] + box["width"] * 3.5 / 4, box["y"] + 10) == [
-        "step 3", "candidate: 1.0", "yardstick: 0.9", "noise run: 1.1", "target: 0.5",
+        "step 3", "candidate: 1.0", "exact reference: 0.9", "noise run: 1.1", "target: 0.5",
     ]  # fmt: skip
     assert opened.page.locator(".tiles dt").first.inner_text() == "times the target"
     assert opened.complaints == []

@@ -12,12 +12,13 @@ from assay.judge.replays import (
     Judged,
     find_origin,
     judge_replay,
+    list_suspects,
     rank_stages,
 )
 from assay.judge.results import PortResult, ReplayResults
 from assay.stages import Stage
 from assay.statistics import GENERAL, OF_STAGES, STATISTICS, SYSTEMATIC, Statistic
-from assay.verdicts import Ratio
+from assay.verdicts import Location, Ratio
 
 LIMITS = Limits(
     "test",
@@ -62,6 +63,15 @@ def failed_statistics(judged: list[Judged]) -> dict[str, set[str]]:
 
 def judged(statistic: Statistic, value: float, module: str = "m", order: int = 0) -> Judged:
     return Judged.of(Ratio(statistic, value, 1.0), LIMITS.of(statistic), port(module, order))
+
+
+def test_suspects_with_equal_ratios_are_in_model_order() -> None:
+    ranked = rank_stages([judged("replay-tensor", 6.0, name, n) for n, name in enumerate("abc")])
+    named = Location(phase="forward", module="c"), ranked[2].reported
+    listed = list_suspects(
+        ranked[::-1], lambda one: Location(phase="forward", module=one.stage.module), named
+    )
+    assert [one.location.module for one in listed] == ["a", "b", "c"]
 
 
 def test_severity_is_how_many_times_over_the_limit() -> None:

@@ -9,12 +9,13 @@ from assay.errors import UsageError
 from assay.judge.wording import (
     describe_diagnosis,
     describe_error,
+    describe_level,
     format_against,
     format_number,
     list_diagnoses,
     load_diagnoses,
 )
-from assay.verdicts import Diagnosis, Outcome
+from assay.verdicts import Diagnosis, Level, Outcome, Verdict
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,21 @@ def test_an_absent_error_is_said_in_words() -> None:
 
 def test_nan_beside_a_limit_is_printed() -> None:
     assert format_against(math.nan, 3.0) == ("nan", "3.0")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "question"),
+    [
+        ({"run": "cpu/bfloat16"}, "Does every part compute the same from the same inputs?"),
+        ({"format": "tensors"}, "Do the dumped inputs and outputs of modules agree?"),
+    ],
+)
+def test_levels_of_two_dumps_ask_about_dumped_values(
+    candidate: dict[str, str], question: str
+) -> None:
+    level = Level(verdict=Outcome.PASS)
+    verdict = Verdict(verdict=Outcome.PASS, levels={"modules": level}, candidate=candidate)
+    assert describe_level(verdict, "modules") == question
 
 
 def test_words_of_messages_are_explained_and_are_not_diagnoses() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from assay.files import UnreadableFileError, seal
 from assay.report.run_report import LadderRung, Report, read_report
-from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
+from assay.verdicts import Level, Location, Measurement, Outcome, Suspect, Verdict
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 
@@ -142,6 +142,21 @@ def test_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
     unjudged = measured(statistic="token", ratio=99.0, limit=None)
     report = Report(Path("run"), verdict, [measured(ratio=12.0, limit=6.0), over, unjudged])
     assert [rung.worst for rung in report.ladder] == [over]
+
+
+def test_level_that_did_not_decide_has_the_ratio_of_its_suspect() -> None:
+    place: dict[str, Any] = {"phase": "backward", "module": "a"}
+    stated = measured(level="gradients", statistic="replay-tensor", ratio=8.4, limit=5.5, **place)
+    channel = measured(
+        level="gradients", statistic="replay-channel", ratio=24.5, limit=10.0, **place
+    )
+    suspect = Suspect(
+        location=Location(**place), statistic="replay-tensor", noise_ratio=8.4, limit=5.5
+    )
+    levels = {"gradients": Level(verdict=Outcome.FAIL)}
+    verdict = Verdict(verdict=Outcome.FAIL, levels=levels, suspects=[suspect])
+    report = Report(Path("run"), verdict, [channel, stated])
+    assert [rung.worst for rung in report.ladder] == [stated]
 
 
 def test_level_without_judged_measurements_has_no_worst() -> None:

@@ -381,7 +381,8 @@ def _judge_level(found: Findings, name: str, places: Sequence[JudgedPort]) -> Le
 
 def _list_suspects(found: Findings, *, is_unordered: bool) -> list[Suspect]:
     made = [one.judged for one in found.origins if one.evidence != "given"]
-    ranked = sorted(found.failed if is_unordered else made, key=lambda one: -one.worst.severity)
+    failed = found.failed if is_unordered else made
+    ranked = sorted(failed, key=lambda one: (-one.worst.severity, one.order))
     suspects: list[Suspect] = []
     for one in ranked:
         location = locate(found.dumps, one)  # several ports of a module have one location

@@ -1,9 +1,9 @@
 """Tables of a report: all measurements, the tree of modules, and the ranks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from assay.judge.explain import find_worst_rows, over_limit, rank_of, shown_ratio
+from assay.judge.explain import over_limit, rank_of, shown_ratio
 from assay.judge.wording import format_number
 from assay.report.page.pictures import added_errors, keep_worst, layer_of, pack_labels, pack_numbers
 from assay.report.run_report import Report
@@ -105,7 +105,7 @@ def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
     It is open along the path to the verdict's location, or at its first two levels in a clean run.
     It leaves out the modules with the lowest ratios if there are too many.
     """
-    worst = _worst_of_subtrees(report.measurements)
+    worst = _worst_of_subtrees(report)
     if len(worst) <= 1:
         return None
     # A subtree is as bad as its worst member, so that the parents of kept nodes are kept too.
@@ -122,15 +122,22 @@ def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
     return ModuleTree(nodes[()], [text] if len(worst) > len(nodes) else [])
 
 
-def _worst_of_subtrees(measurements: Iterable[Measurement]) -> dict[Path, Measurement]:
-    """Return the worst judged row of each subtree by path, in the order of the network."""
-    judged = [row for row in measurements if row.limit is not None]
-    return find_worst_rows(
+def _worst_of_subtrees(report: Report) -> dict[Path, Measurement]:
+    """Return the row to report of each subtree by path, in the order of the network.
+
+    The located module shows the ratio of the verdict, although another of its phases may be worse.
+    """
+    judged = [row for row in report.measurements if row.limit is not None]
+    worst = report.decided.find_worst(
         (path[:depth], row)
         for row in sorted(judged, key=lambda row: row.order)
         for path in [_path(row.module)]
         for depth in range(len(path) + 1)
     )
+    deciding, location = report.decided.deciding, report.verdict.location
+    if deciding is not None and location is not None and location.module:
+        worst[_path(location.module)] = deciding
+    return worst
 
 
 def _link_nodes(worst: dict[Path, Measurement]) -> dict[Path, Node]:
@@ -185,12 +192,12 @@ def draw_ranks(report: Report) -> RankTable | None:
     It leaves out the ranks and layers with the lowest ratio / limit if there are too many.
     """
     judged = [row for row in report.measurements if row.limit is not None]
-    of_rank = find_worst_rows((row.rank, row) for row in judged)
+    of_rank = report.decided.find_worst((row.rank, row) for row in judged)
     if len(of_rank) < 2:
         return None
     in_layers = [(layer, row) for row in judged if (layer := layer_of(row.module)) is not None]
-    of_layer = find_worst_rows(in_layers)
-    cells = find_worst_rows(((row.rank, layer), row) for layer, row in in_layers)
+    of_layer = report.decided.find_worst(in_layers)
+    cells = report.decided.find_worst(((row.rank, layer), row) for layer, row in in_layers)
     statements: list[str] = []
     ranks = sorted(keep_worst(_severities(of_rank), MAX_RANKS, "ranks", statements))
     layers = sorted(keep_worst(_severities(of_layer), MAX_LAYERS, "layers", statements))

@@ -411,7 +411,7 @@ def _describe_end(evidence: OverfitEvidence) -> str:
     )
     return (
         f"from {evidence.curve.losses[0]:.3g} to {evidence.end.actual:.3g} nats per label token in"
-        f" {len(evidence.curve.losses)} steps; yardstick {evidence.first:.3g} to {yardstick:.3g},"
+        f" {len(evidence.curve.losses)} steps; exact reference {evidence.first:.3g} to {yardstick:.3g},"
         f" noise run to {noise:.3g}, target {evidence.target:.3g}"
     )
 

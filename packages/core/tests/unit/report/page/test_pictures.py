@@ -213,11 +213,11 @@ def test_losses_are_drawn_for_every_side_with_the_target() -> None:
     ).chart  # fmt: skip
 
     assert [curve.name for curve in chart.series] == [
-        "candidate", "yardstick", "noise run", "target",
+        "candidate", "exact reference", "noise run", "target",
     ]  # fmt: skip
     assert chart.points[1] == (
         750.0,
-        ["step 1", "candidate: 10.0", "yardstick: 1.0", "noise run: nan", "target: 1.0"],
+        ["step 1", "candidate: 10.0", "exact reference: 1.0", "noise run: nan", "target: 1.0"],
     )
     candidate, yardstick, noise, _ = chart.series
     # 1 to 100 with a margin of 1.5 both ways: ln(1.5) of ln(225) from an end.
@@ -245,7 +245,7 @@ def test_table_of_a_curve_has_relative_errors_and_what_is_judged() -> None:
 
     assert curve.judged == free_run
     columns = (
-        "step", "candidate", "yardstick", "noise run", "resumed", "error", "noise", "ratio / limit",
+        "step", "candidate", "exact reference", "noise run", "resumed", "error", "noise", "ratio / limit",
     )  # fmt: skip
     assert curve.lines == [
         dict(zip(columns, line, strict=True))
@@ -293,7 +293,9 @@ def test_norms_that_the_candidate_does_not_report_are_named() -> None:
     curve = curve_of("grad-norm", step_of(0, "noise-grad-norm", 3.0, 2.0))
 
     assert curve.chart.statements == ["The candidate reports no values."]
-    assert curve.lines == [{"step": "0", "yardstick": "2.0", "noise": "0.5", "noise run": "3.0"}]
+    assert curve.lines == [
+        {"step": "0", "exact reference": "2.0", "noise": "0.5", "noise run": "3.0"}
+    ]
 
 
 def test_single_step_is_a_dot() -> None:

@@ -9,7 +9,7 @@ import pytest
 from assay.report.page import tables
 from assay.report.page.tables import MAX_DEPTH, ModuleTree, Node, draw_ranks, draw_table, draw_tree
 from assay.report.run_report import Report
-from assay.verdicts import Location, Measurement, Outcome, Verdict
+from assay.verdicts import Location, Measurement, Outcome, Suspect, Verdict
 
 
 def measured(ratio: float, **changes: Any) -> Measurement:
@@ -157,6 +157,31 @@ def test_worst_child_of_each_module_is_marked() -> None:
 def test_equal_values_have_no_worst_child() -> None:
     tree = tree_of(row("a", 0.0), row("b", 0.0))
     assert not at(tree, "a").is_worst
+
+
+def test_module_that_the_verdict_names_has_the_ratio_of_its_headline() -> None:
+    stated = row("a", 10.5, limit=3.5, statistic="replay-tensor")
+    channel = row("a", 90.0, limit=8.4, statistic="replay-channel")
+    backward = row("a", 30.0, limit=3.5, statistic="replay-tensor", phase="backward")
+    mild = row("b", 8.0, limit=5.5, statistic="replay-tensor", order=1)
+    unread = row("b", 24.0, limit=10.0, statistic="replay-channel", order=1)
+    verdict = Verdict(
+        verdict=Outcome.FAIL, location=Location(phase="forward", module="a"),
+        statistic="replay-tensor", noise_ratio=10.5, limit=3.5,
+        suspects=[
+            Suspect(location=Location(phase="forward", module=module), statistic="replay-tensor",
+                    noise_ratio=ratio, limit=limit)
+            for module, ratio, limit in (("a", 10.5, 3.5), ("b", 8.0, 5.5))
+        ],
+    )  # fmt: skip
+    rows = [stated, channel, backward, mild, unread]
+    tree = draw_tree(Report(Path("run"), verdict, rows))
+    assert tree is not None
+    assert (at(tree, "a").worst, at(tree, "b").worst) == (stated, mild)
+    alone = [one for one in rows if one.phase == "forward"]
+    tree = draw_tree(Report(Path("run"), verdict, alone))
+    assert tree is not None
+    assert tree.root.worst == stated
 
 
 def test_nan_and_values_that_must_be_equal_are_over_their_limits() -> None:
