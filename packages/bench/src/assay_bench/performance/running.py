@@ -23,7 +23,7 @@ from rich.table import Table
 
 from assay.errors import MachineError, UsageError
 from assay.files import read_sealed, write_sealed, write_whole
-from assay.judge.levels import LevelResult, conclude, not_compared, not_run
+from assay.judge.levels import LevelResult, conclude, not_compared, not_run, outcome_of_levels
 from assay.judge.wording import format_count
 from assay.launch import SAME_HASHES, ProcessError, ask_python, end_command, own_variables
 from assay.output.console import new_table
@@ -304,7 +304,6 @@ class EnvironmentComparison(Record):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: int = Field(default=SCHEMA, alias="schema")
-    verdict: Outcome
     margin: float
     """Largest acceptable slow-down of B, as a share."""
     suites: list[SuiteComparison]
@@ -340,14 +339,6 @@ def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteCo
     return SuiteComparison(
         suite=suite, speed=speed, ratio=ratio, lower=lower, upper=upper, block_ratios=ratios
     )
-
-
-def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> Outcome:
-    """Return FAIL if any suite is slower, and PASS only if every suite is not slower."""
-    speeds = {suite.speed for suite in suites}
-    if "slower" in speeds:
-        return Outcome.FAIL
-    return Outcome.PASS if speeds == {"not slower"} and not not_compared else Outcome.NOT_COMPARED
 
 
 Side = Literal["A", "B"]
@@ -439,7 +430,7 @@ def compare_environments(
     folder: Path,
     progress: Progress,
 ) -> EnvironmentComparison:
-    """Measure both environments, judge if the second is slower, and write ab.json into `folder`.
+    """Measure both environments, judge if a suite of the second is slower, and write ab.json into `folder`.
 
     request: suites, run and model; its number of rounds is ignored.
     margin: largest acceptable slow-down, as a share.
@@ -468,7 +459,6 @@ def compare_environments(
             task.advance()
     compared, not_compared, skipped = compare_blocks(blocks, request.suites, margin)
     result = EnvironmentComparison(
-        verdict=overall(compared, not_compared),
         margin=margin,
         suites=compared,
         not_compared=not_compared,
@@ -586,7 +576,7 @@ _OUTCOMES: dict[Speed, Outcome] = {
 
 
 def verdict_of(result: EnvironmentComparison) -> Verdict:
-    """Return the verdict, with a level for each suite."""
+    """Return the verdict, with a level for each suite: FAIL if any is slower, PASS only if none can be."""
     num_blocks = len(result.blocks)
     levels = {
         one.suite: LevelResult(
@@ -612,18 +602,17 @@ def verdict_of(result: EnvironmentComparison) -> Verdict:
         notes=notes,
         compared=num_blocks * len(result.suites),
         compared_unit="blocks",
-        headline=_headline(result),
+        headline=_headline(result, levels),
     )
 
 
-def _headline(result: EnvironmentComparison) -> str | None:
+def _headline(result: EnvironmentComparison, levels: Mapping[str, LevelResult]) -> str | None:
     limit = 1 + result.margin
-    if result.verdict is Outcome.PASS:
+    if slower := [suite.suite for suite in result.suites if suite.speed == "slower"]:
+        return f"B takes more than {limit:g} times as long as A in {', '.join(slower)}."
+    if outcome_of_levels({name: one.level for name, one in levels.items()}) is Outcome.PASS:
         return f"Every suite of B takes less than {limit:g} times as long as in A."
-    if result.verdict is Outcome.NOT_COMPARED:
-        return None
-    slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
-    return f"B takes more than {limit:g} times as long as A in {slower}."
+    return None
 
 
 def _reason(suite: SuiteComparison, result: EnvironmentComparison) -> str | None:

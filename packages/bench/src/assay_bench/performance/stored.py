@@ -21,7 +21,6 @@ from assay_bench.performance.running import (
     EnvironmentComparison,
     SuiteComparison,
     compare_suite,
-    overall,
 )
 
 
@@ -55,7 +54,7 @@ def compare_stored(
     margin: float,
     folder: Path,
 ) -> EnvironmentComparison:
-    """Compare the runs of both sides, judge if B is slower, and write ab.json into `folder`.
+    """Compare the runs of both sides, judge if a suite of B is slower, and write ab.json into `folder`.
 
     suites: those to compare, of which each may be absent.
     With fewer than 6 runs of each side, every suite is underpowered.
@@ -81,7 +80,6 @@ def compare_stored(
             missing[suite] = f"not every run of {' and '.join(without)} measured it"
     runs = [side[0].run for side in sides]
     result = EnvironmentComparison(
-        verdict=overall(compared, missing),
         margin=margin,
         suites=compared,
         not_compared=missing,

@@ -25,7 +25,6 @@ from assay_bench.performance.running import (
     compare_environments,
     compare_suite,
     judge_speed,
-    overall,
     ratio_interval,
     turn_order,
     verdict_of,
@@ -72,7 +71,7 @@ def test_pass_needs_every_suite_not_slower(
     suites = [comparison(speed, suite=name) for speed, name in zip(speeds, SUITES, strict=False)]
     found = verdict_of(
         EnvironmentComparison(
-            verdict=overall(suites, not_compared), margin=0.05, suites=suites,
+            margin=0.05, suites=suites,
             blocks=blocks_of([(1.0, 1.0)] * 6), environments={"A": {"name": "a"}, "B": {"name": "b"}},
             not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
         )
@@ -104,7 +103,6 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> N
     assert not_compared == {"decode": f"only one side could run it; B: {reason}"}
     assert skipped == {"capture": f"A: {reason}; B: {reason}"}
     assert [suite.suite for suite in compared] == ["prefill"]
-    assert overall(compared, not_compared) == "NOT_COMPARED"
 
 
 def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_interrupted_comparison_keeps_its_blocks(
         *("block0", "block1", "block2", "block3", "block4"),
         *("block4", "block5"),
     ]
-    assert first.verdict == "FAIL"
+    assert verdict_of(first).verdict == "FAIL"
     with pytest.raises(UsageError, match="holds a comparison of other environments, suites"):
         run(request.model_copy(update={"run": "cpu/bfloat16"}), 6)
     # More blocks continue the same comparison.

@@ -45,7 +45,7 @@ def test_six_runs_of_each_side_decide(
     after = write_runs(tmp_path / "after", [factor * one for one in reversed(times)])
     found = compared(tmp_path, before, after)
     (suite,) = found.suites
-    assert (suite.speed, found.verdict) == (speed, verdict)
+    assert (suite.speed, verdict_of(found).verdict) == (speed, verdict)
     assert suite.ratio == pytest.approx(factor, rel=0.01)
     assert suite.control_ratio == 1.0
     assert verdict_of(found).notes[0].startswith("A and B ran at different times")
@@ -58,7 +58,7 @@ def test_one_run_of_each_side_is_never_a_verdict(tmp_path: Path) -> None:
     # The folder of the run itself, too.
     found = compared(tmp_path, before / "0", after)
     (suite,) = found.suites
-    assert (found.verdict, suite.ratio, suite.lower) == ("NOT_COMPARED", 9.0, None)
+    assert (verdict_of(found).verdict, suite.ratio, suite.lower) == ("NOT_COMPARED", 9.0, None)
     assert found.run == "cpu/float32 and cpu/bfloat16"
     (level,) = verdict_of(found).levels.values()
     assert level.reason is not None
@@ -71,7 +71,7 @@ def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
         tmp_path / "after", [1.0] * 6, suites=performance_result(1.0, suite="decode").suites
     )
     found = compared(tmp_path, before, after)
-    assert (found.verdict, found.suites) == ("NOT_COMPARED", [])
+    assert (verdict_of(found).verdict, found.suites) == ("NOT_COMPARED", [])
     assert found.not_compared == {
         "prefill": "not every run of B measured it",
         "decode": "not every run of A measured it",
@@ -85,7 +85,7 @@ def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
         write_runs(tmp_path / name, [1.0] * 6, skipped=skipped) for name in ("before", "after")
     )
     found = compared(tmp_path, before, after)
-    assert (found.verdict, found.skipped) == ("PASS", skipped)
+    assert (verdict_of(found).verdict, found.skipped) == ("PASS", skipped)
 
 
 @pytest.mark.parametrize("name", ["machine", "model"])
