@@ -409,6 +409,9 @@ def compare(  # noqa: PLR0913 - one for each option
     candidate: Annotated[Path, Option("Same kinds; is judged.", "CANDIDATE")],
     *,
     suite: _JudgingSuite = None,
+    task: Annotated[
+        list[str] | None, Option("Judge only this task or group; repeatable. Default: all.", "NAME")
+    ] = None,
     metric: _Metrics = None,
     cluster: Annotated[
         list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
@@ -436,14 +439,14 @@ def compare(  # noqa: PLR0913 - one for each option
 
     changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
     metrics: dict[str, tuple[str, ...]] = {}
-    for task, name in _parse_pairs("metric", metric or []):
-        metrics[task] = (*metrics.get(task, ()), name)
+    for place, name in _parse_pairs("metric", metric or []):
+        metrics[place] = (*metrics.get(place, ()), name)
     clusters = dict(_parse_pairs("cluster", cluster or []))
     was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
     terms, notes = _choose_terms(was, now, suite)
     if base.resolve() == candidate.resolve():
         notes.append("BASE and CANDIDATE are the same: nothing was compared with anything else")
-    changed["metrics"] = terms.metrics | metrics
+    changed |= {"metrics": terms.metrics | metrics, "tasks": tuple(task or ())}
     folder = RunFolder.create("bench compare", output).path
     write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from assay.errors import UsageError
+from assay.files import describe_invalid
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
     Differences,
@@ -56,6 +57,8 @@ class Terms(Record):
     None: the candidate may be another model that is as good. Retrained weights are judged only on the
     same machine with the same torch, because the same training gives other weights elsewhere.
     """
+    tasks: tuple[str, ...] = ()
+    """The tasks or groups to judge; all if empty."""
     metrics: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The metrics to judge of a task or group; all of a task that is not named."""
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
@@ -80,7 +83,7 @@ class SuiteTerms(Record):
             return cls.model_validate_json(json.dumps(kept))
         except ValidationError as error:
             raise UsageError(
-                f"{evaluation.name}: invalid suite: {error.errors()[0]['msg']}"
+                f"{evaluation.name}: invalid suite: {describe_invalid(error)}"
             ) from None
 
 
@@ -285,9 +288,17 @@ class EvaluationComparison:
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
-    """Judge a candidate by a base. Raises: UsageError for metrics that the base does not have."""
+    """Judge a candidate by a base. Raises: UsageError for tasks and metrics that the base does not have."""
     chosen = chosen_metrics(base, terms.metrics)
-    notes = list(_notes(base, candidate, chosen))
+    notes = []
+    if terms.tasks:
+        kept = {task for name in terms.tasks for task in _find_tasks(base, "task", name)}
+        left = [task for task in base.tasks if task not in kept]
+        notes.append(
+            f"chosen: {', '.join(terms.tasks)}; not judged: {', '.join(left) or 'nothing'}"
+        )
+        base, candidate = (side.of_tasks(kept) for side in (base, candidate))
+    notes += _notes(base, candidate, chosen)
     base, candidate = (side.only(chosen) for side in (base, candidate))
     tasks = [
         TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
@@ -379,16 +390,7 @@ def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> di
     """
     chosen: dict[str, list[str]] = {}
     for place, names in metrics.items():
-        tasks = [
-            name
-            for name in base.tasks
-            if place in (name, name.partition(" (")[0]) or name in base.groups.get(place, ())
-        ]
-        if not tasks:
-            raise UsageError(
-                f"metric of {place}: {base.name} has no such task, only {', '.join(base.tasks)}"
-            )
-        for task in tasks:
+        for task in _find_tasks(base, "metric of", place):
             known = base.tasks[task].all_scores()
             likelihood = PERPLEXITY if PERPLEXITY in known else LOG_PROBABILITY
             found = [likelihood if name in PERPLEXITIES else name for name in names]
@@ -396,6 +398,20 @@ def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> di
                 raise UsageError(f"metric {wrong[0]}: {task} has {', '.join(known) or 'no metric'}")
             chosen.setdefault(task, []).extend(found)
     return chosen
+
+
+def _find_tasks(base: Evaluation, what: str, given: str) -> list[str]:
+    """Return the tasks of a name, each filter's or a group's. Raises: UsageError, which starts with `what`."""
+    tasks = [
+        name
+        for name in base.tasks
+        if given in (name, name.partition(" (")[0]) or name in base.groups.get(given, ())
+    ]
+    if not tasks:
+        raise UsageError(
+            f"{what} {given}: {base.name} has no such task, only {', '.join(base.tasks)}"
+        )
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)

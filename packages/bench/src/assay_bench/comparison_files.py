@@ -14,7 +14,7 @@ from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, LevelResult, conclude, not_compared, not_run
 from assay.runs import provenance
 from assay.runs.results import write_results
-from assay.verdicts import Level, Measurement, Outcome, Record, Unmatched, Verdict
+from assay.verdicts import Level, Outcome, Record, Unmatched, Verdict
 from assay_bench.comparing import (
     MOVEMENT,
     EvaluationComparison,
@@ -193,11 +193,11 @@ def write_comparison(
     found = replace(found, notes=(*notes, *found.notes))
     write_whole(folder / JSON_FILE, comparison_as_json(found))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
-    verdict, rows = verdict_of(found)
+    verdict = verdict_of(found)
     if verdict.verdict is Outcome.FAIL and any(task.lost for task in found.tasks):
         lost = f"questions that only the base got right: {folder / MARKDOWN_FILE}"
         verdict = verdict.model_copy(update={"notes": [*verdict.notes, lost]})
-    write_results(verdict, rows, folder)
+    write_results(verdict, [], folder)
     return found
 
 
@@ -222,8 +222,8 @@ def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
     return read_evaluation(path, clusters)
 
 
-def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict, with a level for each task and pool, and a row for each measure."""
+def verdict_of(comparison: EvaluationComparison) -> Verdict:
+    """Return the verdict, with a level for each task and pool."""
     base, candidate = comparison.base, comparison.candidate
     levels = {one.name: _level_of(one) for one in comparison.parts}
     levels |= {name: not_run(reason) for name, reason in comparison.unjudged.items()}
@@ -231,7 +231,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels["tasks"] = not_compared(reason)
     wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
-    verdict = conclude(
+    return conclude(
         levels,
         Cause("non-finite") if wrong else None,
         model={"name": candidate.facts.get("model", candidate.name)},
@@ -252,8 +252,6 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         # A task that only the base has is a level with its reason.
         unmatched=Unmatched(actual=[one for one in candidate.tasks if one not in base.tasks]),
     )
-    rows = [_row_of(one.name, measure) for one in comparison.parts for measure in one.measures]
-    return verdict, rows
 
 
 def _headline(comparison: EvaluationComparison) -> str | None:
@@ -357,20 +355,6 @@ def _deciding(task: TaskComparison) -> list[Measure]:
 
 def _num_compared(task: TaskComparison) -> int:
     return max((measure.num_items for measure in task.measures), default=0)
-
-
-def _row_of(task: str, measure: Measure) -> Measurement:
-    return Measurement(
-        level=task,
-        module="",
-        port=measure.name,
-        statistic=measure.name,
-        actual=measure.candidate,
-        expected=measure.base,
-        # The share of the margin that the difference takes.
-        ratio=max(0.0, -measure.gain) / measure.margin,
-        limit=1.0,
-    )
 
 
 def _margin_in_words(measure: Measure) -> str:

@@ -7,7 +7,7 @@ the context: no weights without use of the context are better.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -193,6 +193,18 @@ class Evaluation:
     """Model, versions and machine, if known."""
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of groups of tasks, with the names of their tasks."""
+
+    def of_tasks(self, names: Collection[str]) -> "Evaluation":
+        """Return the evaluation with only these tasks, also in its groups."""
+        groups = {
+            group: tuple(name for name in members if name in names)
+            for group, members in self.groups.items()
+        }
+        return replace(
+            self,
+            tasks={name: task for name, task in self.tasks.items() if name in names},
+            groups={group: members for group, members in groups.items() if members},
+        )
 
     def only(self, metrics: Mapping[str, Sequence[str]]) -> "Evaluation":
         """Return the evaluation with only these metrics of the tasks that are named."""

@@ -143,7 +143,7 @@ def test_underpowered_reports_the_needed_items() -> None:
     (measure,) = found.tasks[0].measures
     # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 100))² / 0.02²
     assert measure.items_needed == 322
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
     told = "100 items cannot exclude a drop of 2.0%; about 322 would (--limit 322 on both sides) if the candidate is as good"
     values = "acc 100.0% -> 100.0%, difference +0.0% (90% interval -2.6% to +2.6%)"
@@ -206,7 +206,7 @@ def test_underpowered_pool_forbids_pass() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
     few = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
     pooled = replace(found, pools=(replace(few.tasks[0], name="all"),))
-    assert pooled.judged is verdict_of(pooled)[0].verdict is Outcome.NOT_COMPARED
+    assert pooled.judged is verdict_of(pooled).verdict is Outcome.NOT_COMPARED
     assert pooled.is_underpowered
     nothing = replace(found.tasks[0], judged=Outcome.NOT_COMPARED, problem="not asked")
     assert not replace(pooled, tasks=(nothing,)).is_underpowered
@@ -214,7 +214,7 @@ def test_underpowered_pool_forbids_pass() -> None:
 
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes[0].endswith(
         "higher by more than 2.0%: did the training data contain the questions?"
@@ -234,7 +234,7 @@ def test_one_chance_drop_among_many_tasks_does_not_fail() -> None:
 def test_nan_of_the_candidate_fails_and_nan_of_the_base_is_not_compared() -> None:
     good, bad = with_log_probabilities([-1.0] * 9), with_log_probabilities([-1.0] * 8 + [math.nan])
     failed = compare(evaluation(good), evaluation(bad), TERMS)
-    verdict, _ = verdict_of(failed)
+    verdict = verdict_of(failed)
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
     assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
     assert judged(bad, good) is Outcome.NOT_COMPARED
@@ -285,7 +285,7 @@ def test_drop_too_small_for_each_of_many_tasks_fails_together() -> None:
 def test_tasks_too_small_to_decide_alone_pass_together() -> None:
     found = compare(suite(20, 0), suite(20, 0), TERMS)
     assert found.judged is Outcome.PASS
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.compared == 1_000
     assert "50 items cannot exclude a drop of 2.0%, but all tasks can" in str(
@@ -400,7 +400,7 @@ def test_other_questions_of_one_task_leave_the_others_judged() -> None:
         "worse": Outcome.FAIL,
     }
     passing = compare(evaluation(BASE, same), evaluation(other, same), TERMS)
-    verdict, _ = verdict_of(passing)
+    verdict = verdict_of(passing)
     assert passing.judged is verdict.verdict is Outcome.NOT_COMPARED
     assert (verdict.compared, verdict.unmatched.expected) == (400, [])
 
@@ -416,10 +416,10 @@ def test_task_without_a_right_answer_of_the_base_is_not_judged() -> None:
     nothing = replace(answered(0, 400), name="addition")
     alone = compare(evaluation(nothing), evaluation(nothing), TERMS)
     assert (alone.judged, alone.tasks) == (Outcome.NOT_COMPARED, ())
-    assert verdict_of(alone)[0].verdict is Outcome.NOT_COMPARED
+    assert verdict_of(alone).verdict is Outcome.NOT_COMPARED
     both = evaluation(nothing, MANY)
     found = compare(both, both, TERMS)
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     told = "acc is not judged: no answer of the base is right, which shows nothing"
     assert (verdict.verdict, verdict.compared) == (Outcome.PASS, 400)
     assert verdict.levels["addition"].verdict is None
@@ -472,7 +472,7 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
         "mmlu": Outcome.NOT_COMPARED,
         "sums": Outcome.PASS,
     }
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     assert found.judged is verdict.verdict is Outcome.NOT_COMPARED
     reason = "only the base has this task: the candidate is not compared with it"
     assert verdict.levels["mmlu"].reason == reason
@@ -484,7 +484,7 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
 
 def test_task_of_the_candidate_alone_is_named_and_does_not_count() -> None:
     found = compare(evaluation(MANY), evaluation(MANY, replace(FEWER, name="mmlu")), TERMS)
-    verdict, _ = verdict_of(found)
+    verdict = verdict_of(found)
     assert found.judged is verdict.verdict is Outcome.PASS
     note = "only the candidate has mmlu: it is not judged and does not affect the verdict"
     assert (verdict.notes[0], verdict.unmatched.actual) == (note, ["mmlu"])
@@ -555,6 +555,20 @@ def test_unknown_task_or_metric_is_an_error(metrics: dict[str, list[str]], told:
     side = evaluation(with_both_metrics(300, 300))
     with pytest.raises(UsageError, match=told):
         compare(side, side, Terms(metrics=metrics))
+
+
+def test_chosen_tasks_alone_decide_and_the_others_are_named() -> None:
+    base, candidate = suite(3, num_lost=0, num_items=400), suite(3, num_lost=0, num_items=400)
+    first, *others = base.tasks
+    worse = answered(300, 400)
+    candidate = replace(candidate, tasks=candidate.tasks | {others[0]: worse})
+    terms = TERMS.model_copy(update={"tasks": (first,)})
+    found = compare(base, candidate, terms)
+    assert [one.name for one in found.parts] == [first]
+    assert found.notes[0] == f"chosen: {first}; not judged: {', '.join(others)}"
+    assert compare(base, candidate, TERMS).judged is not found.judged is Outcome.PASS
+    with pytest.raises(UsageError, match="task absent: model has no such task, only "):
+        compare(base, candidate, TERMS.model_copy(update={"tasks": ("absent",)}))
 
 
 def of_suite(name: str | None, accuracy: float = 0.01) -> Evaluation:

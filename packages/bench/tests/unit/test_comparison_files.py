@@ -56,7 +56,7 @@ def test_a_pass_says_what_was_tested() -> None:
     # Two tasks of 500 and 250 items without a change.
     side = evaluation(answered(400, 500), replace(answered(200, 250), name="more"))
     terms = Terms(accuracy=0.02, significance=0.1)
-    verdict, _ = verdict_of(compare(side, side, terms))
+    verdict = verdict_of(compare(side, side, terms))
     assert verdict.verdict == "PASS"
     assert verdict.headline == (
         "Not worse by the margin: 750 items exclude such a difference (error rate 10% per measure)."
@@ -112,9 +112,7 @@ def test_a_failure_is_stated_once_and_names_the_lost_questions(tmp_path: Path) -
 
 
 def test_sides_with_other_documents_need_the_same_limit() -> None:
-    verdict, _ = verdict_of(
-        compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms())
-    )
+    verdict = verdict_of(compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms()))
     assert verdict.levels["sums"].reason == (
         "the two sides answered different questions: missing from the candidate: 1 of 4 documents;"
         " run both sides with the same --limit"
@@ -162,7 +160,7 @@ def test_text_of_a_baseline_is_harmless(path: str) -> None:
         assert_harmless_markdown(comparison_as_markdown(found))
         text = comparison_as_json(found)
         assert json.loads(escape_output(text)) == json.loads(text)
-        verdict, _ = verdict_of(found)
+        verdict = verdict_of(found)
         assert verdict.model_dump_json()
 
 

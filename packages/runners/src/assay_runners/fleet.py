@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from assay.errors import UsageError
-from assay.files import read_toml
+from assay.files import describe_problem, read_toml
 
 
 def _compiles(pattern: str) -> str:
@@ -306,7 +306,7 @@ def _describe_error(error: Mapping[str, Any], known: list[str]) -> str:
     """
     place = [f"[{part + 1}]" if isinstance(part, int) else str(part) for part in error["loc"]]
     field = ".".join(place).replace(".[key]", "").replace(".[", "[")
-    problem = error["msg"].removeprefix("Value error, ")
+    problem = describe_problem(error["msg"])
     if error["type"] == "extra_forbidden":
         nearest = get_close_matches(str(error["loc"][-1]), known, n=1)
         problem = f"there is no such field{f'; nearest is {nearest[0]}' if nearest else ''}"

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from rich.table import Table
 
 from assay.errors import MachineError, UsageError
-from assay.files import read_sealed, write_sealed, write_whole
+from assay.files import describe_invalid, read_sealed, write_sealed, write_whole
 from assay.judge.levels import LevelResult, conclude, not_compared, not_run, outcome_of_levels
 from assay.judge.wording import format_count
 from assay.launch import SAME_HASHES, ProcessError, ask_python, end_command, own_variables
@@ -188,10 +188,8 @@ class SuiteProcess:
         try:
             return SuiteEvent.model_validate_json(line) if line else None
         except ValidationError as error:
-            first = error.errors()[0]
-            where = first["loc"][-1] if first["loc"] else "event"
             raise MachineError(
-                f"{self._environment.name} has suites of another version: {where}: {first['msg']}"
+                f"{self._environment.name} has suites of another version: {describe_invalid(error)}"
             ) from None
 
 

@@ -260,6 +260,7 @@ def input_options(  # noqa: PLR0913 - one for each option
     """
     from pydantic import ValidationError
 
+    from assay.files import describe_problem
     from assay.generate.spec import InputOptions
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
@@ -280,7 +281,7 @@ def input_options(  # noqa: PLR0913 - one for each option
     except ValidationError as error:
         first = error.errors()[0]
         option = f"--{str(first['loc'][0]).replace('_', '-')}"
-        raise UsageError(f"{option} {first['input']}: {first['msg']}") from None
+        raise UsageError(f"{option} {first['input']}: {describe_problem(first['msg'])}") from None
 
 
 def globs(given: str | Sequence[str] | None) -> tuple[str, ...]:

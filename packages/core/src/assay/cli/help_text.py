@@ -30,13 +30,20 @@ def use_plain_help(command: Any) -> None:  # noqa: ANN401 - click's, or typer's 
 
 
 def _parse_words(command: Any, parse: Callable[..., Any], context: Any, words: list[str]) -> Any:  # noqa: ANN401
-    """Parse the words of a command line. Raises: click's error, for an unknown option with the right one."""
+    """Parse the words of a command line.
+
+    Raises: click's error. That of an unknown option names the right one, that of a value has no words of pydantic.
+    """
     try:
         return parse(context, words)
     except Exception as error:
         if hasattr(error, "possibilities") and hasattr(error, "option_name"):
             name, error.possibilities = str(error.option_name), None
             error.message = f"No such option: {name}{_suggest(name, command)}"  # type: ignore[attr-defined]
+        elif isinstance(message := getattr(error, "message", None), str):
+            from assay.files import describe_problem
+
+            error.message = describe_problem(message)  # type: ignore[attr-defined]
         raise
 
 

@@ -6,6 +6,8 @@ This package imports neither torch nor transformers.
 
 from assay.files.reading import (
     UnreadableFileError,
+    describe_invalid,
+    describe_problem,
     open_file,
     parse_json,
     parse_record,
@@ -42,8 +44,8 @@ from assay.files.writing import (
 
 __all__ = [
     "DIGEST", "DiskError", "UnreadableFileError", "Url", "check_seal", "content_digest",
-    "create_temporary", "file_digest", "open_file", "parse_json", "parse_location", "parse_record",
-    "read_bytes", "read_json", "read_json_lines", "read_json_object", "read_lines", "read_pipe", "read_record",
+    "create_temporary", "describe_invalid", "describe_problem", "file_digest", "open_file", "parse_json", "parse_location",
+    "parse_record", "read_bytes", "read_json", "read_json_lines", "read_json_object", "read_lines", "read_pipe", "read_record",
     "read_record_lines", "read_sealed", "read_sealed_json", "read_text", "read_toml",
     "read_toml_record", "refuse_link", "require_numbers", "seal", "validate_record", "write_sealed",
     "write_whole",

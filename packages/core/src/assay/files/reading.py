@@ -55,6 +55,9 @@ _SENTENCES = {
     re.compile(r"^Field required$"): "it is missing",
     re.compile(r"^Input should be a valid (tuple|list)$"): "it must be a list",
     re.compile(r"^Input should be a valid integer.*"): "it must be a whole number",
+    re.compile(r"^Input should be a valid number.*"): "it must be a number",
+    re.compile(r"^Input should be greater than or equal to "): "it must be at least ",
+    re.compile(r"^Input should be less than or equal to "): "it must be at most ",
     re.compile(r"^Input should be "): "it must be ",
     re.compile(r"^\w+ should have at (least|most) (\d+ \w+) after validation, not (\d+)$"): (
         r"it needs at \1 \2, and has \3"
@@ -63,12 +66,18 @@ _SENTENCES = {
 }
 
 
+def describe_problem(message: str) -> str:
+    """Put a message of pydantic into words that need no Python."""
+    problem = message.removeprefix("Value error, ")
+    for pattern, words in _SENTENCES.items():
+        problem = pattern.sub(words, problem)
+    return problem
+
+
 def describe_invalid(error: ValidationError) -> str:
     """Describe the first field that violates the schema, and why."""
     first = error.errors(include_url=False, include_context=False)[0]
-    problem = first["msg"].removeprefix("Value error, ")
-    for pattern, words in _SENTENCES.items():
-        problem = pattern.sub(words, problem)
+    problem = describe_problem(first["msg"])
     *parents, last = first["loc"] or ("",)
     if last == "[key]":
         *parents, name = parents

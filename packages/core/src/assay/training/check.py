@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import read_sealed, write_sealed
+from assay.files import describe_invalid, read_sealed, write_sealed
 from assay.judge.limits import Limits, load_limits
 from assay.launch import RemoteFunction, call, require_same_assay, world_of
 from assay.models.sources import resolve_model
@@ -122,7 +122,7 @@ def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> Train
     try:
         options = TrainOptions.model_validate(options.model_dump() | stated)
     except ValidationError as error:
-        raise UsageError(f"stated_plan of {check.trainer}: {error}") from error
+        raise UsageError(f"stated_plan of {check.trainer}: {describe_invalid(error)}") from error
     return replace(check, options=options)
 
 

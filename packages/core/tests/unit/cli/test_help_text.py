@@ -130,6 +130,17 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(
     assert last == f"Error: No such option: {given}{suggested}"
 
 
+def test_a_wrong_value_is_described_without_words_of_a_library(
+    sample: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sample(["run", "folder", "--number", "0"], prog_name="assay")
+    last = capsys.readouterr().err.splitlines()[-1]
+    # Older versions of typer name the range: x>=1.
+    assert last.startswith("Error: Invalid value for '--number': ")
+    assert "Input should" not in last
+
+
 def test_a_group_lists_whole_summaries(sample: Any) -> None:
     (_, _, text), *_ = helps(sample, "assay")
     assert text.endswith(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from assay.files import UnreadableFileError, read_toml
+from assay.files import UnreadableFileError, describe_problem, read_toml
 from assay.foreign_text import one_line, shorten
 from assay.verdicts import Record
 
@@ -304,7 +304,7 @@ def _describe(error: ValidationError) -> str:
         return f"there is no key `{key}`{meant}; there are: {', '.join(table.model_fields)}"
     if first["type"] == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
-    problem = first["msg"].removeprefix("Value error, ")
+    problem = describe_problem(first["msg"])
     problem = problem[:1].lower() + problem[1:]
     if first["type"] == "value_error":
         return f"{key}: {problem}" if key else problem
