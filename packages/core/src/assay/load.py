@@ -133,11 +133,10 @@ def compare_loaded(asked: LoadRequest, progress: Progress) -> "list[WrongValue]"
         made = {one.name: built[one.name] for one in report.weights if one.name in built}
     wrong = {one.name for one in report.weights if one.problem != "differs" or one.beyond_rounding}
     with local_folder(loaded.source, asked.remote_code) as folder:
-        weights = compare_weights(loaded.model, inspection.sources, made, folder, _WHEN)
+        weights = compare_weights(loaded.model, inspection.sources, made, _WHEN)
         found = [one for one in weights if one.name in wrong]
         for name, (stored, used) in _other_settings(loaded, report, folder, asked.remote_code):
-            if (setting := compare_values(name, stored, used, _WHEN)) is not None:
-                found.append(setting)
+            found.extend(compare_values(name, stored, used, _WHEN))
     return found
 
 

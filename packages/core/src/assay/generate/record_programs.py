@@ -21,7 +21,6 @@ from assay.launch import Rank, RemoteFunction, call, world_of
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import choose_threads, load_model
-from assay.models.sources import local_folder
 from assay.recording.programs import ProgramPair, ProgramRecorder
 from assay.replay.modules import Replayer
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
@@ -72,10 +71,8 @@ def compare_candidate(check: GenerateCheck, progress: Progress) -> list[WrongVal
         fresh = load_model(check.model, dtype=check.dtype, remote_code=check.remote_code)
         inspection = inspect_load(fresh, check.remote_code)
         model = load_candidate(check, manifest).loaded.model
-        with local_folder(fresh.source, check.remote_code) as folder:
-            when = "before the first forward pass"
-            weights = compare_weights(model, inspection.sources, inspection.made, folder, when)
-            return list(weights)
+        when = "before the first forward pass"
+        return list(compare_weights(model, inspection.sources, inspection.made, when))
 
 
 def record_programs(

@@ -287,8 +287,14 @@ class ProgramRecorder(TorchDispatchMode):
             return {NUMBER: str(value)}
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):  # noqa: SLF001
-            return {GROUP: dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
+        if isinstance(value, torch.ScriptObject):  # of a collective: its group, or how it reduces
+            kind = str(value._type()).rpartition(".")[2]  # noqa: SLF001
+            is_group = kind == "ProcessGroup"
+            return (
+                {GROUP: dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
+                if is_group
+                else {TORCH: kind}
+            )
         key = next((key for kind, key in _KEYS.items() if isinstance(value, kind)), None)
         if key is None:
             return {UNKNOWN: type(value).__name__}

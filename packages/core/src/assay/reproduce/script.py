@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.files import write_whole
 from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
-from assay.recording.programs import GROUP, TORCH, UNKNOWN, VALUE, Program, Step, numbers_in
+from assay.recording.programs import TORCH, VALUE, Program, Step, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -276,13 +276,7 @@ class _Writer:
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
         if step.operation in _FORMS:
-            unwritten = [
-                isinstance(one, dict) and bool({GROUP, UNKNOWN} & one.keys()) for one in step.args
-            ]
-            codes = [
-                "" if no else self._code(one) for one, no in zip(step.args, unwritten, strict=True)
-            ]
-            return _FORMS[step.operation].format(*codes)
+            return _FORMS[step.operation].format(*map(self._code, step.args))
         if "c10d" in namespace:
             raise RuntimeError(f"ranks exchange tensors by {step.operation}")
         args = [self._code(one) for one in step.args]
@@ -311,6 +305,8 @@ class _Writer:
                 code = "device"
             case {"number": text}:
                 code = f'float("{text}")'
+            case {"group": _}:
+                code = 't["group"]'
             case {"unknown": kind}:
                 raise RuntimeError(f"an operation takes a {kind}")
             case list():

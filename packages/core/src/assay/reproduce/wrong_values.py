@@ -2,7 +2,6 @@
 
 import json
 import math
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +48,6 @@ class WrongValue:
     """The index of the first element that is held, in the flattened tensor."""
     shape: tuple[int, ...] = ()
     num_different: int = 1
-    file: str = ""
-    """The name of the file with the right bytes; "" if none holds them."""
-    start: int = 0
-    """Offset of the first element in the file."""
 
     @property
     def mistake(self) -> str | None:
@@ -77,24 +72,19 @@ def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
 
 
 def compare_values(
-    name: str,
-    expected: object,
-    actual: object,
-    when: str,
-    *,
-    folder: Path | None = None,
-    dtype: torch.dtype | None = None,
-) -> WrongValue | None:
-    """Return the difference of two values; None if they are equal.
+    name: str, expected: object, actual: object, when: str, dtype: torch.dtype | None = None
+) -> Iterator[WrongValue]:
+    """Yield the difference of two values, if there is one.
 
-    folder: of the files that should hold the right value, if there are any.
     dtype: which the value should have; by default that of `actual`.
     """
     if actual is None and isinstance(expected, Tensor):
         actual = expected.new_empty(0)  # it is missing
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
-        texts = [_as_literal(one) for one in (expected, actual)]
-        return None if texts[0] == texts[1] else WrongValue(name, when, texts[0], texts[1])
+        right_text, text = (_as_literal(one) for one in (expected, actual))
+        if text != right_text:
+            yield WrongValue(name, when, right_text, text)
+        return
     expected, actual = (one.detach().cpu().contiguous() for one in (expected, actual))
     dtype = dtype or actual.dtype
     sides_flat = [one.to(dtype).reshape(-1) for one in (expected, actual)]
@@ -102,48 +92,31 @@ def compare_values(
         bits = [one.view(torch.uint8).view(one.numel(), dtype.itemsize) for one in sides_flat]
         wrong = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
         if not len(wrong):
-            return None
+            return
     else:
         sides_flat[1], wrong = sides_flat[1][:0], torch.arange(expected.numel())
     first = max(0, int(wrong[0]) - _BEFORE)
     part = slice(first, first + _BEFORE + _AFTER)
-    file, start = _find_bytes(folder, expected) if folder is not None else ("", 0)
-    return WrongValue(
-        name,
-        when,
-        expected.reshape(-1)[part].clone(),
-        sides_flat[1][part].clone(),
-        dtype,
-        first,
-        tuple(expected.shape),
-        len(wrong),
-        file,
-        start + first * expected.element_size(),
-    )
+    right, held = (one[part].clone() for one in (expected.reshape(-1), sides_flat[1]))
+    yield WrongValue(name, when, right, held, dtype, first, tuple(expected.shape), len(wrong))
 
 
 def compare_states(
-    expected: Mapping[str, object],
-    actual: Mapping[str, object],
-    when: str,
-    folder: Path | None = None,
+    expected: Mapping[str, object], actual: Mapping[str, object], when: str
 ) -> Iterator[WrongValue]:
     """Yield the values that differ or are missing."""
     for name, value in expected.items():
-        found = compare_values(name, value, actual.get(name), when, folder=folder)
-        if found is not None:
-            yield found
+        yield from compare_values(name, value, actual.get(name), when)
 
 
 def compare_weights(
     model: nn.Module,
     sources: Mapping[str, TensorSource],
     made: Mapping[str, Tensor],
-    folder: Path,
     when: str,
     dtype: torch.dtype | None = None,
 ) -> Iterator[WrongValue]:
-    """Yield parameters and buffers of `model` that differ from the files in `folder`, or from `made`.
+    """Yield parameters and buffers of `model` that differ from the files behind `sources`, or from `made`.
 
     made: the right values of those that no file holds.
     dtype: as of `compare_values`.
@@ -157,14 +130,9 @@ def compare_weights(
             expected = made.get(name) if source is None else value_in_form(source, actual)
         except UnknownFormError:
             continue
-        if expected is None or expected.is_meta:
-            continue
-        if source is None:
-            found = compare_values(name, expected.to(actual.dtype), actual, when, dtype=dtype)
-        else:
-            found = compare_values(name, expected, actual, when, folder=folder, dtype=dtype)
-        if found is not None:
-            yield found
+        if expected is not None and not expected.is_meta:
+            expected = expected if source else expected.to(actual.dtype)
+            yield from compare_values(name, expected, actual, when, dtype)
 
 
 def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | None:
@@ -194,18 +162,3 @@ def _as_literal(value: object) -> str:
     if isinstance(value, Tensor):
         value = f"a tensor of {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))
-
-
-def _find_bytes(folder: Path, tensor: Tensor) -> tuple[str, int]:
-    """Return the file below `folder` that holds the bytes of a tensor, and their offset."""
-    wanted: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    if wanted.size and (wanted != wanted[0]).any():
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.stat().st_size >= wanted.size:
-                with (
-                    path.open("rb") as stream,
-                    mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
-                ):
-                    if (start := data.find(wanted.data)) >= 0:
-                        return path.relative_to(folder).as_posix(), start
-    return "", 0

@@ -170,14 +170,14 @@ def test_the_readme_names_the_operations_that_the_reference_does_not_run(
     write(one, verdict, tmp_path)
     readme = (tmp_path / "README.md").read_text()
     assert said in readme
-    assert "It failed with a chip." in readme
+    assert "It failed on a chip." in readme
     assert "FAIL, exit code 1" in readme
 
 
 def summed(own: Tensor, factor: float) -> Program:
     """A rank that scales its own part, and sums the parts of all ranks in place."""
     scale = Step("aten.mul.Tensor", [{"value": 1}, factor], {}, [2], has_several=False)
-    exchange = [[{"value": 2}], {"group": [0, 1]}, {"unknown": "ScriptObject"}, None, True]
+    exchange = [[{"value": 2}], {"group": [0, 1]}, {"torch": "ReduceOp"}, None, True]
     total = Step("c10d.allreduce_.default", exchange, {}, [None, None], has_several=True)
     return Program([scale, total], {1: own}, {1: "gradient"}, 2)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.reproduce.script import Words
@@ -21,9 +20,8 @@ Run = Callable[..., tuple[object, list[str]]]
 RIGHT = torch.arange(1.0, 121.0).reshape(12, 10)
 
 
-def difference(actual: object, expected: object = RIGHT, folder: Path | None = None) -> WrongValue:
-    found = compare_values("fc.weight", expected, actual, "after loading", folder=folder)
-    assert found is not None
+def difference(actual: object, expected: object = RIGHT) -> WrongValue:
+    (found,) = compare_values("fc.weight", expected, actual, "after loading")
     return found
 
 
@@ -42,9 +40,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_equal_values_have_no_difference() -> None:
     nan = torch.tensor([1.0, float("nan")])
-    assert compare_values("a", nan, nan.clone(), "") is None
-    assert compare_values("a", RIGHT, RIGHT.double(), "") is None
-    assert compare_values("a", {"rate": 1e-3}, {"rate": 1e-3}, "") is None
+    assert list(compare_values("a", nan, nan.clone(), "")) == []
+    assert list(compare_values("a", RIGHT, RIGHT.double(), "")) == []
+    assert list(compare_values("a", {"rate": 1e-3}, {"rate": 1e-3}, "")) == []
 
 
 def test_only_elements_around_the_first_difference_are_held() -> None:
@@ -55,18 +53,6 @@ def test_only_elements_around_the_first_difference_are_held() -> None:
     assert (found.first, found.num_different, found.shape) == (45, 7, (12, 10))
     assert isinstance(found.expected, Tensor)
     assert found.expected.tolist() == [float(number) for number in range(46, 78)]
-
-
-def test_the_right_bytes_are_found_in_the_file(tmp_path: Path) -> None:
-    save_file({"other": torch.ones(7), "fc.weight": RIGHT}, tmp_path / "model.safetensors")
-    found = difference(RIGHT + 1, folder=tmp_path)
-    content = (tmp_path / "model.safetensors").read_bytes()
-    assert found.file == "model.safetensors"
-    assert (
-        torch.frombuffer(bytearray(content[found.start : found.start + 4]), dtype=torch.float32)
-        == 1
-    )
-    assert difference(RIGHT + 1, RIGHT * 3, tmp_path).file == ""
 
 
 @pytest.mark.parametrize(

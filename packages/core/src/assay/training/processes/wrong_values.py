@@ -12,7 +12,6 @@ from torch import Tensor
 from assay.launch import Rank
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
-from assay.models.sources import local_folder
 from assay.reproduce.wrong_values import (
     WrongValue,
     compare_states,
@@ -37,8 +36,6 @@ from assay.training.trainers.registry import OpenedTrainer
 
 # A longer sequence of numbers becomes a tensor, such as the state of Python's generator.
 _LONG = 16
-
-_DRAWN = "generators.torch"
 
 _Values = dict[str, object]
 
@@ -67,10 +64,8 @@ def _compare_start(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
     inspection = inspect_load(loaded, options.remote_code)
     model = side.open().trainer.model
     kept = torch.float32 if MIXED_PRECISION in check.features else None
-    with local_folder(loaded.source, options.remote_code) as folder:
-        yield from compare_weights(
-            model, inspection.sources, inspection.made, folder, "before the first step", kept
-        )
+    when = "before the first step"
+    yield from compare_weights(model, inspection.sources, inspection.made, when, kept)
 
 
 def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
@@ -98,15 +93,14 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
             for state in states[drawn : drawn + 1]:
                 if any(torch.equal(one, state) for one in states[:drawn]):
                     when = f"at the first dropout of step {step}, which has the state of an earlier one"
-                    found.extend(compare_states({_DRAWN: left}, {_DRAWN: state}, when))
+                    found.extend(compare_values("generators.torch", left, state, when))
             held = _values(side, opened)
             before = held["model"]
             now, when = before | held["held"], f"after the optimizer's step {step}"
             for name, value in expected.items():
                 actual = now.get(name)
                 if isinstance(actual, Tensor) and fits(actual, narrow).all():
-                    wrong = compare_values(name, value, actual, when, dtype=torch.float32)
-                    found.extend([wrong] if wrong is not None else [])
+                    found.extend(compare_values(name, value, actual, when, torch.float32))
     yield from found
 
 
@@ -176,7 +170,7 @@ class _Checkpoint:
         self, expected: dict[str, _Values], actual: dict[str, _Values], when: str
     ) -> Iterator[WrongValue]:
         for part, values in expected.items():
-            yield from compare_states(values, actual[part], when, self._folder)
+            yield from compare_states(values, actual[part], when)
 
 
 def _train(opened: OpenedTrainer, batches: Batches) -> None:
