@@ -113,7 +113,7 @@ def build_tiny(architecture: Architecture) -> nn.Module:
         model: nn.Module = model_class(config).eval()
         _randomize(model)
         built = built or model
-        if _reads_tokens(model):
+        if _reads_inputs(model):
             return model
     if built is not None:
         return built
@@ -121,11 +121,15 @@ def build_tiny(architecture: Architecture) -> nn.Module:
 
 
 @torch.no_grad()
-def _reads_tokens(model: nn.Module) -> bool:
-    """Return True if the model accepts a text and a further token: parts of a configuration may exclude each other."""
+def _reads_inputs(model: Any) -> bool:
+    """Return True if the model accepts an image, or a text and a further token: settings may exclude each other."""
     parameters = inspect.signature(model.forward).parameters
     ids = torch.arange(3, 11)[None]
     inputs = {name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters}
+    if not inputs:
+        size = getattr(model.config, "image_size", None) or 64
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        inputs = {"pixel_values": torch.zeros(1, getattr(model.config, "num_channels", 3), *sides)}
     try:
         cache = getattr(model(**inputs), "past_key_values", None)
         if cache is not None and "past_key_values" in parameters:
@@ -214,8 +218,8 @@ def _reduce_stages(name: str, values: Sequence[int]) -> list[int] | None:
         return [1] * len(values)
     if re.fullmatch(r"(num_)?(attention_)?heads", name):
         return [2 - one % 2 for one in values]
-    if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(values) > 64:
-        return [max(8, one // 8) for one in values]
+    if re.fullmatch(r".*(sizes|dims?|channels|dim)", name) and max(values) > 8:
+        return [max(8, one // 8) if one > 4 else one for one in values]  # images have 3 channels
     return None
 
 
