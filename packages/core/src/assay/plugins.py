@@ -2,11 +2,16 @@
 
 import ast
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Self
 
 from assay.errors import UsageError, raised_in_words
 
@@ -59,9 +64,11 @@ def _walk_top_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def load_object(reference: str) -> Callable[..., Any]:
-    """Import the function or class that `FILE.py:NAME` names. The file may import its neighbors.
+    """Import the function or class that `FILE.py:NAME` names.
 
-    Raises: UsageError if the file is missing, raises while it is imported, or lacks the name.
+    The file may import the package that it belongs to, its neighbors, and modules in the working folder.
+    Raises: UsageError if the file is missing, raises while it is imported, or lacks the name, or if it imports the
+        project of the working folder from another checkout.
     """
     path, name = find_plugin_file(reference)
     spec = importlib.util.spec_from_file_location(f"assay_plugin_{path.stem}", path)
@@ -69,8 +76,10 @@ def load_object(reference: str) -> Callable[..., Any]:
         raise UsageError(f"{reference}: {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # last, so that no neighbor hides an installed package
+    before = sys.modules.keys() - {spec.name}
+    # Last, so that no neighbor hides an installed package.
+    sys.path += [folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path]
+    sys.meta_path[:0] = [one for one in _OwnPackage.around(path) if one not in sys.meta_path]
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -78,11 +87,58 @@ def load_object(reference: str) -> Callable[..., Any]:
         raise UsageError(
             f"{reference}: importing {path} raised {raised_in_words(error)}"
         ) from error
+    _refuse_another_checkout(reference, sys.modules.keys() - before)
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         names = sorted(key for key, value in vars(module).items() if callable(value))
         raise UsageError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
     return found
+
+
+@dataclass(frozen=True)
+class _OwnPackage(MetaPathFinder):
+    """Finds the package around a user's file there, where another checkout of it may be installed."""
+
+    folder: Path
+
+    @classmethod
+    def around(cls, path: Path) -> list[Self]:
+        """Return the finder of the outermost package that holds a file; none for a file outside of packages."""
+        inside = itertools.takewhile(lambda one: (one / "__init__.py").is_file(), path.parents)
+        return [cls(folder) for folder in [*inside][-1:]]
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of this package; None for other names."""
+        del path
+        if fullname != self.folder.name:
+            return None
+        return PathFinder.find_spec(fullname, [str(self.folder.parent)], target)
+
+
+def _refuse_another_checkout(reference: str, names: Iterable[str]) -> None:
+    """Raise UsageError for a module of another folder that the working folder holds with other content.
+
+    An editable install of one checkout hides the other checkout that a person works in. Installed packages and
+    folders on PYTHONPATH are not looked at.
+    """
+    here = Path(os.path.realpath(Path.cwd()))
+    chosen = (one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one)
+    apart = [here, *(Path(os.path.realpath(one)) for one in (sys.prefix, sys.base_prefix, *chosen))]
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        path = Path(os.path.realpath(file or here))
+        if any(path.is_relative_to(folder) for folder in apart):
+            continue
+        inside = Path(*name.split("."))
+        inside = inside / path.name if path.name == "__init__.py" else inside.with_suffix(".py")
+        for own in (here / inside, here / "src" / inside):
+            if own.is_file() and own.read_bytes() != path.read_bytes():
+                raise UsageError(
+                    f"{reference} imports {name} from {path}, and {own} differs from it: install this checkout,"
+                    f" or put its folder on PYTHONPATH"
+                )
 
 
 def import_torch_alone() -> None:

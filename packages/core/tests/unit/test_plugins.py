@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,3 +135,76 @@ def test_a_file_may_import_its_neighbor(write: WriteFile) -> None:
     path = write("from neighbor_of_a_plugin import SIZE\n\ndef size():\n    return SIZE\n")
 
     assert load_object(f"{path}:size")() == 7
+
+
+@pytest.fixture
+def checkouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], Path]]:
+    """Return a function that writes the package `acme_loom` into a checkout, with this size."""
+
+    def write(checkout: str, size: str) -> Path:
+        package = tmp_path / checkout / "acme_loom"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "steps.py").write_text(f"def size():\n    return {size}\n")
+        return package
+
+    installed = write("installed", "1")
+    monkeypatch.syspath_prepend(installed.parent)  # as an editable install does
+    finders = [*sys.meta_path]
+    yield write
+    sys.meta_path[:] = finders
+    for name in [*sys.modules]:
+        if name.startswith("acme_loom"):
+            del sys.modules[name]
+
+
+IMPORT = "from acme_loom.steps import size\n"
+
+
+def test_a_file_in_a_package_imports_its_own_package(
+    checkouts: Callable[[str, str], Path],
+) -> None:
+    package = checkouts("mine", "2")
+    (package / "checks.py").write_text(IMPORT)
+
+    assert load_object(f"{package / 'checks.py'}:size")() == 2
+
+
+def test_a_module_of_another_checkout_is_refused(
+    checkouts: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = checkouts("mine", "2").parent
+    (mine / "checks.py").write_text(IMPORT)
+    monkeypatch.chdir(mine)
+
+    with pytest.raises(UsageError, match=r"imports acme_loom\.steps from .*installed.* differs"):
+        load_object(f"{mine / 'checks.py'}:size")
+
+
+def test_a_module_on_pythonpath_and_an_equal_one_are_imported(
+    checkouts: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equal, chosen = checkouts("equal", "1").parent, checkouts("chosen", "2").parent
+    for folder in (equal, chosen):
+        (folder / "checks.py").write_text(IMPORT)
+
+    monkeypatch.chdir(equal)
+    assert load_object(f"{equal / 'checks.py'}:size")() == 1
+    for name in ("acme_loom", "acme_loom.steps"):
+        del sys.modules[name]
+    monkeypatch.chdir(chosen)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
+    assert load_object(f"{chosen / 'checks.py'}:size")() == 1
+
+
+def test_a_file_may_import_from_the_working_folder(
+    write: WriteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "in_the_working_folder.py").write_text("SIZE = 8\n")
+    monkeypatch.chdir(tmp_path / "work")
+    path = write("from in_the_working_folder import SIZE\n\ndef size():\n    return SIZE\n")
+
+    assert load_object(f"{path}:size")() == 8
