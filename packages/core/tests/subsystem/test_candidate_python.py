@@ -1,5 +1,6 @@
 """`--candidate-python`: the candidate runs in another environment, here with the same packages."""
 
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_the_candidate_runs_in_the_other_environment(
     assert found.verdict["candidate"]["python"] == str(python)
     assert found.verdict["candidate"]["packages"]["torch"]
     assert "python" not in found.verdict["reference"]
+
+
+@pytest.mark.parametrize("kind", ["generate", "train"])
+def test_this_environment_is_refused(tmp_path: Path, kind: str) -> None:
+    words = "check", kind, "micro:llama", *SIDES, "--candidate-python", sys.executable
+    found = run_in_process(tmp_path / "run", *words)
+    assert found.code == 2
+    assert "is the Python that runs assay: both sides would run the same code" in found.stderr
 
 
 def test_a_fault_there_is_located(tmp_path: Path, python: Path) -> None:

@@ -138,7 +138,8 @@ class _Explainer:
         settings = "; ".join(filter(can_move_outputs, self.seen.config))
         packages = self._packages and f" ({self._packages})"
         answer: Answer = "files" if settings else "code"
-        cause = settings or f"the model's code changed{packages}"
+        edited = " (no version differs: the installed library was edited)"
+        cause = settings or f"the model's code changed{packages or edited}"
         sentence = f"{cause}: {moved}"
         grown, place = self._grown
         if not self._agrees:
@@ -150,7 +151,14 @@ class _Explainer:
             sentence += f"; besides, the run is less accurate than the captured one{place}"
         restore = step_to_verify(self.seen.file, self.run)
         then = self.expectation.provenance.run
-        find = _FIND, check_command(self.expectation.model, then, candidate_python="OLD_PYTHON")
+        find = (
+            (_FIND, check_command(self.expectation.model, then, candidate_python="OLD_PYTHON"))
+            if packages
+            else (
+                f"{_FIND}, install the versions of the capture into a new environment, whose Python is NEW_PYTHON",
+                check_command(self.expectation.model, then, candidate_python="NEW_PYTHON"),
+            )
+        )
         return Explained(answer, sentence, self._list_steps(restore if settings else find), module)
 
     def explain_same(self) -> Explained:
@@ -163,7 +171,7 @@ class _Explainer:
             return Explained("run", sentence, list_steps((_FIND, self._check())), grown)
         # A check here would share what changed with its reference, and pass.
         find_by_old = (
-            f"{_FIND}, in an environment with the versions of the capture",
+            f"{_FIND}, in a new environment with the versions of the capture, not this one",
             self._check(candidate_python=sys.executable),
         )
         worst = find_worst(judge_by(self.expectation, self.observed).values())

@@ -66,7 +66,8 @@ def answered(
 
 RECAPTURE = "assay expect capture micro:llama --run acme/bfloat16 --output e.json --reason TEXT"
 BY_OLD = (
-    "to find the operation, in an environment with the versions of the capture:\n  assay check generate micro:llama"
+    "to find the operation, in a new environment with the versions of the capture, not this one:\n"
+    "  assay check generate micro:llama"
     f" --reference cpu/float32 --candidate acme/bfloat16 --candidate-python {sys.executable}"
 )
 CHECK = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
@@ -84,6 +85,18 @@ def test_other_exact_outputs_are_changed_code() -> None:
     )
     assert advice == (
         f"to find the operation:\n  {CHECK} --candidate-python OLD_PYTHON\naccept:\n  {RECAPTURE}"
+    )
+
+
+def test_library_edited_in_place_is_installed_into_a_new_environment() -> None:
+    answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), versions=VERSIONS)
+    assert answer == "code"
+    assert sentence.startswith(
+        "the model's code changed (no version differs: the installed library was edited): the exact outputs"
+    )
+    assert advice == (
+        "to find the operation, install the versions of the capture into a new environment, whose Python is"
+        f" NEW_PYTHON:\n  {CHECK} --candidate-python NEW_PYTHON\naccept:\n  {RECAPTURE}"
     )
 
 

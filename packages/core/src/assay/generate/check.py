@@ -26,7 +26,14 @@ from assay.generate.spec import (
 )
 from assay.inputs import parse_lengths, read_prompts
 from assay.judge.limits import CleanRun, largest_ratios, load_limits
-from assay.launch import FORK_SERVER, RemoteFunction, call, require_same_assay, world_of
+from assay.launch import (
+    FORK_SERVER,
+    RemoteFunction,
+    call,
+    require_other_environment,
+    require_same_assay,
+    world_of,
+)
 from assay.plugins import find_plugin_file
 from assay.runs import Progress
 from assay.runs.provenance import changed_packages, describe_packages, provenance
@@ -85,6 +92,17 @@ def _require_readable(inputs: InputOptions) -> None:
         parse_lengths(inputs.prompt_length)
 
 
+def _require_sides(check: GenerateCheck) -> None:
+    """Raise an error unless both sides can run, each with its own packages if they have two Pythons."""
+    if check.python is not None:  # it may have a device that this environment cannot use
+        require_same_assay(check.python)
+        if check.golden is None:
+            require_other_environment(check.python)
+    for run in (check.reference, None if check.python else check.candidate):
+        if run is not None:
+            require_run(run)
+
+
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
     check = replace(check, folder=folder)
@@ -101,11 +119,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         raise UsageError(f"{golden} does not exist. Capture it first: {capture}")
     FORK_SERVER.preload(PRELOAD)
     with progress.step("looking for devices"):  # before anything is computed
-        if check.python is not None:  # it may have a device that this environment cannot use
-            require_same_assay(check.python)
-        for run in (check.reference, None if check.python else check.candidate):
-            if run is not None:
-                require_run(run)
+        _require_sides(check)
     _import_meanwhile("assay.generate.judging", "assay.report.page.html")
     if check.golden is None:
         if check.setup is not None or check.options or check.num_ranks > 1:
@@ -242,8 +256,8 @@ def _explain_drift(
     )
     note = (
         f"undecided: the exact values are those of the golden, and {agrees}, but the error is larger than another"
-        f" rounding explains ({packages}). A fault that both share here agrees as well. To find it, in an environment"
-        f" with the versions of the golden: {judge_here}"
+        f" rounding explains ({packages}). A fault that both share here agrees as well. To find it, in a new environment"
+        f" with the versions of the golden, not this one: {judge_here}"
     )
     return judgement.with_note(note), check
 

@@ -36,6 +36,7 @@ from assay.launch.process_groups import (
     end_command,
     interrupt_all,
     own_variables,
+    require_other_environment,
     require_same_assay,
 )
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
@@ -65,6 +66,7 @@ __all__ = [
     "own_variables",
     "parse_mesh",
     "require_one_machine",
+    "require_other_environment",
     "require_same_assay",
     "seconds_left",
     "start_ahead",

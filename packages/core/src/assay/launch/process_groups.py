@@ -391,23 +391,42 @@ try:
     import assay.launch.fork_server
 except PackageNotFoundError:
     found = ""
-sys.stdout.write(json.dumps(found))
+sys.stdout.write(json.dumps([found, sys.prefix]))
 """
 
 
-@cache
 def require_same_assay(python: Path) -> None:
     """Raise UsageError, in one sentence, unless `python` runs and has this version of assay."""
-    here, name = version(_CORE), f"--candidate-python {python}"
-    try:
-        found, last = ask_python(python, _ASK, _ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{name} cannot be run: {error}") from None
-    if found is None:
-        raise UsageError(f"{name} does not work: {last or 'it printed no answer'}")
+    here, (found, _) = version(_CORE), _ask_environment(python)
     if found != here:
         what = f"has assay {found}, and this is {here}" if found else "has no assay"
-        raise UsageError(f"{name} {what}: {python} -m pip install {_CORE}=={here}")
+        raise UsageError(
+            f"--candidate-python {python} {what}: {python} -m pip install {_CORE}=={here}"
+        )
+
+
+def require_other_environment(python: Path) -> None:
+    """Raise UsageError if `python` has the packages of this process. Links of several environments lead to one file."""
+    _, prefix = _ask_environment(python)
+    if Path(prefix).resolve() == Path(sys.prefix).resolve():
+        raise UsageError(
+            f"--candidate-python {python} is the Python that runs assay: both sides would run the same code; name"
+            " that of another environment"
+        )
+
+
+@cache
+def _ask_environment(python: Path) -> tuple[str, str]:
+    """Return the version of assay, "" without it, and `sys.prefix`. Raises: UsageError."""
+    name = f"--candidate-python {python}"
+    try:
+        answer, last = ask_python(python, _ASK, _ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{name} cannot be run: {error}") from None
+    if answer is None:
+        raise UsageError(f"{name} does not work: {last or 'it printed no answer'}")
+    found, prefix = answer
+    return found, prefix
 
 
 def ask_python(python: Path, code: str, seconds: float) -> tuple[Any, str]:

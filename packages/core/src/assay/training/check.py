@@ -18,7 +18,13 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import describe_invalid, read_sealed, write_sealed
 from assay.judge.limits import Limits, load_limits
-from assay.launch import RemoteFunction, call, require_same_assay, world_of
+from assay.launch import (
+    RemoteFunction,
+    call,
+    require_other_environment,
+    require_same_assay,
+    world_of,
+)
 from assay.models.sources import resolve_model
 from assay.option_ranges import LARGEST_SEED, require_count
 from assay.runs import Progress, changed_packages, describe_packages, provenance
@@ -289,6 +295,8 @@ def check_consistency(check: TrainCheck) -> None:
         require_run(parse_run(check.candidate))
     else:  # it may have a device that this environment cannot use
         require_same_assay(check.python)
+        if check.recorded is None:
+            require_other_environment(check.python)
     if not can_keep_moments(check.dtype) and MIXED_PRECISION not in check.features:
         raise UsageError(
             f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"

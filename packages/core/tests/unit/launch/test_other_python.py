@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import require_same_assay
+from assay.launch import require_other_environment, require_same_assay
 from assay.launch.process_groups import own_variables
 
 
@@ -55,6 +55,19 @@ def test_another_version_of_assay_is_refused(python: Path) -> None:
 def test_an_assay_that_cannot_be_imported_is_named(python: Path) -> None:
     claim_version(python, version("assay-core"))
     assert refusal(python).endswith("ModuleNotFoundError: No module named 'assay'")
+
+
+def test_the_python_of_this_process_is_refused_by_any_link(tmp_path: Path, python: Path) -> None:
+    require_other_environment(python)  # a link to the same program
+    linked = tmp_path / "linked"
+    linked.symlink_to(sys.prefix)
+    for own in (Path(sys.executable), linked / "bin/python"):
+        with pytest.raises(UsageError) as raised:
+            require_other_environment(own)
+        assert str(raised.value) == (
+            f"--candidate-python {own} is the Python that runs assay: both sides would run the same code; name that"
+            " of another environment"
+        )
 
 
 @pytest.mark.parametrize(
