@@ -193,14 +193,24 @@ _TEMPLATE, _TEMPLATE_FILE = "chat_template", "chat_template.jinja"
 
 def _hash_without_template(files: Mapping[str, Path]) -> str:
     """Combine the hashes of a tokenizer's files. A chat template makes prompts, and no ids of a text."""
-    contents = {name: path.read_bytes() for name, path in files.items() if name != _TEMPLATE_FILE}
-    if (file := files.get(_TOKENIZER_CONFIG)) is not None:
-        values = read_json_object(file)
-        if values.pop(_TEMPLATE, None) is not None:
-            contents[_TOKENIZER_CONFIG] = json.dumps(values).encode()
+    contents = {name: _content_of(path) for name, path in files.items() if name != _TEMPLATE_FILE}
     return combine_hashes(
         {name: xxhash.xxh3_128_hexdigest(content) for name, content in contents.items()}
     )
+
+
+def _content_of(file: Path) -> bytes:
+    """Return a file's bytes; of JSON, those of its values, whatever their spacing, escapes and order of keys."""
+    content = file.read_bytes()
+    if file.suffix != ".json":
+        return content
+    try:
+        values = json.loads(content)
+    except ValueError:  # of a file that this tokenizer does not read
+        return content
+    if file.name == _TOKENIZER_CONFIG:
+        values.pop(_TEMPLATE, None)
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _read_template(folder: Path) -> object:

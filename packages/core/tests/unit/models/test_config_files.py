@@ -68,6 +68,28 @@ def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
     assert tokenizing.encode_chat is None
 
 
+def test_layout_of_json_is_no_part_of_the_tokenizer(tmp_path: Path) -> None:
+    def hash_here() -> str:
+        return find_tokenizing(
+            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+        ).hash
+
+    write_word_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("no JSON, and not read")
+    before = hash_here()
+    files = [tmp_path / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    for file in files:
+        values = json.loads(file.read_text())
+        file.write_text(json.dumps(dict(reversed(values.items())), indent=7))
+    assert hash_here() == before
+    tokenizer = files[0].read_text()
+    files[0].write_text(tokenizer.replace("red", "\\u0072ed"))
+    assert files[0].read_text() != tokenizer
+    assert hash_here() == before
+    files[0].write_text(tokenizer.replace('"red"', '"rod"'))
+    assert hash_here() != before
+
+
 @pytest.mark.parametrize("has_own_file", [True, False])
 def test_chat_template_is_no_part_of_the_tokenizer(tmp_path: Path, has_own_file: bool) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
