@@ -173,7 +173,7 @@ def unused_files(folder: Path, models: list[str]) -> list[str]:
     """Describe the expectations in `folder` of models that are not in `models`."""
     found = {file: read_expectation(file).model for file in sorted(folder.glob("*.json"))}
     return [
-        f"{file} is of {model}, which is not tested: add --expectation-model {shlex.quote(model)}, or delete the file"
+        f"{file} is of {model}, which is not tested: add --expectation-model {shlex.quote(model)}"
         for file, model in found.items()
         if model not in models
     ]

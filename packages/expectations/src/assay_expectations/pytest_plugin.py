@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from assay_expectations.decoders import DecoderOptions
 
+MODEL_OPTION = "--expectation-model"
 MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
 
 
@@ -38,7 +39,7 @@ def _add_options_of_models(parser: pytest.Parser) -> None:
         "assay expectations", "test_model_expectations of assay_expectations.suites"
     )
     group.addoption(
-        "--expectation-model",
+        MODEL_OPTION,
         metavar="MODEL",
         action="append",
         help=f"Repeatable. Default: comma-separated models in {MODELS_VARIABLE}, or every micro:RECIPE.",
@@ -86,10 +87,15 @@ def expected_models(config: pytest.Config) -> list[str]:
     """Return the models under test."""
     from assay.models import RECIPES
 
+    return named_models(config) or [f"micro:{name}" for name in RECIPES]
+
+
+def named_models(config: pytest.Config) -> list[str]:
+    """Return the models that the option or the variable selects; none by default."""
     named: list[str] = config.getoption("expectation_model") or [
         word.strip() for word in os.environ.get(MODELS_VARIABLE, "").split(",") if word.strip()
     ]
-    return list(dict.fromkeys(named)) or [f"micro:{name}" for name in RECIPES]
+    return list(dict.fromkeys(named))
 
 
 def decoder_options(config: pytest.Config) -> "DecoderOptions":

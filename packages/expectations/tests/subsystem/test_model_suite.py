@@ -47,9 +47,13 @@ def test_captured_model_is_verified_in_every_test(tmp_path: Path) -> None:
     assert (code, "5 passed" in output) == (0, True), output
 
     left = str(shutil.copy(next(SHIPPED.glob("*micro-llama.json")), kept))
-    code, output = run_suite(tmp_path, *asked, "-k", "all_used")
+    code, output = run_suite(tmp_path, *asked, "-k", "all_used", "-rs")
     words = f"{left} is of micro:llama, which is not tested: add --expectation-model micro:llama"
-    assert (code, words in output) == (1, True), output
+    assert (code, words in output, "1 skipped" in output) == (0, True, True), output
+
+    code, output = run_suite(tmp_path, *asked[2:], "-k", "all_used")
+    words = f"{file} is of {model}, which is not tested: add --expectation-model {model}"
+    assert (code, words in output, "delete" in output) == (1, True, False), output
 
 
 def test_nothing_is_captured_in_ci(tmp_path: Path) -> None:
