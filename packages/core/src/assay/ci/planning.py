@@ -77,8 +77,10 @@ def plan_label(configuration: Configuration, label: str) -> Plan:
         return Plan(event, refused=refused)
     if not configuration.machines[name].runs_on:
         command = assay_command("ci", "run", name, tier=tier or None)
-        why = f"machines.{name} has no runs-on, the labels of a runner; on that machine: {command}"
-        return Plan(event, nothing=why, without_runner=target)
+        why = (
+            f"machines.{name} has no runs-on, the labels of its runner; on that machine: {command}"
+        )
+        return Plan(event, refused=why, without_runner=target)
     return Plan(event, (_make_job(configuration, name, tier),))
 
 
