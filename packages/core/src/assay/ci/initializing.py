@@ -102,12 +102,11 @@ def make_files(
     if commit and not _COMMIT.fullmatch(commit):
         raise UsageError(f"--commit {commit}: write all 40 digits of a commit of {ASSAY}")
     if workflows:
-        for machine in machines:
-            if not machine.runs_on:
-                raise UsageError(
-                    f"--machine {machine.name}={machine.run}: name the labels of its runner, as in"
-                    f" {MACHINE_FORM}, or add --no-workflows"
-                )
+        if machines and not any(machine.runs_on for machine in machines):
+            raise UsageError(
+                f"--machine {machines[0].name}={machines[0].run}: name the labels of its runner, as in"
+                f" {MACHINE_FORM}, or add --no-workflows"
+            )
         listed = [*machines, _HOSTED]
     else:
         listed = [*machines] or [NewMachine("cpu", [], "cpu/bfloat16")]

@@ -70,6 +70,15 @@ def test_a_machine_without_github_needs_no_runner(root: Path) -> None:
     assert plan.refused.endswith("on that machine: assay ci run box")  # GitHub has none
 
 
+def test_a_machine_without_a_runner_stands_next_to_one_with_a_runner(root: Path) -> None:
+    write(root, "box=my-box@sim:fp8/bfloat16", "slurm=cuda/bfloat16")
+
+    machines = read_configuration(root).machines
+    assert {name: bool(machine.runs_on) for name, machine in machines.items()} == {
+        "box": True, "slurm": False, "cpu": True,
+    }  # fmt: skip
+
+
 def test_a_label_that_is_gone_is_no_error(root: Path) -> None:
     script = write(root)["assay-labels.yml"]
     (body,) = re.findall(r"        run: \|\n((?:          .*\n)+)", script)
