@@ -98,10 +98,11 @@ def init(
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-    first = machines[0].name if machines else "cpu"
+    names = [one.name for one in machines if no_workflows or one.runs_on]
+    first = next(iter(names), "cpu")
     print_text("Add runs/ to .gitignore, and commit the files.")
-    if machines and not no_workflows:
-        labels = "; ".join(f"gh label create assay:{one.name}" for one in machines)
+    if names and not no_workflows:
+        labels = "; ".join(f"gh label create assay:{name}" for name in names)
         print_text(f"Create the labels on GitHub: {labels}")
     command = f"assay ci run {first}" if no_workflows else f"assay ci plan assay:{first}"
     print_text(f"Next: edit assay.toml, then run {command}")
