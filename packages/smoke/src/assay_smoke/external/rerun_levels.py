@@ -226,17 +226,16 @@ def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
         count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False
     ):
         if actual != expected:
-            cause = (
-                "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
-                " older model"
-            )
-            if _has_other_rates(cycle, run):
-                cause = "its learning rates differ"
-            elif step > first + 1:
-                schedule = "" if _logs_rates(run) else ", the schedule"
+            rates = "its learning rates differ" if _has_other_rates(cycle, run) else ""
+            if step == first + 1:  # no learning rate has changed it yet
                 cause = (
-                    f"the first one agrees: moments{schedule} or random numbers were not restored"
+                    "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
+                    f" older model{rates and f'; {rates}, too'}"
                 )
+            else:
+                schedule = "" if _logs_rates(run) else ", the schedule"
+                lost = f"moments{schedule} or random numbers were not restored"
+                cause = rates or f"the first one agrees: {lost}"
             return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
 
