@@ -27,6 +27,7 @@ from assay_expectations.judging import (
 from assay_expectations.records import (
     AllSeen,
     Distributions,
+    Exact,
     Expectation,
     Provenance,
     Reference,
@@ -73,13 +74,8 @@ def explain(
         return Explained("none", "", list_steps((_FIND, check)))
     observed = seen.observed.distributions
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
-    dtype = seen.reference.yardstick_dtype
-    moved = exact_change(expectation.signature, seen.reference.yardstick)
-    return (
-        explainer.explain_same()
-        if moved <= EXACT_ROUNDING[dtype]
-        else explainer.explain_moved(f"the exact outputs ({dtype}) move by {format_number(moved)}")
-    )
+    has_moved = explainer.moves(seen.reference.yardstick)
+    return explainer.explain_moved() if has_moved else explainer.explain_same()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +122,42 @@ class _Explainer:
         """List steps, and last the one that accepts the run, which a patched run never is."""
         return list_steps(*first) if self.here.setup else list_steps(*first, self.accept)
 
-    def explain_moved(self, moved: str) -> Explained:
-        """Explain a run whose yardstick gives other values than at the capture."""
+    def moves(self, yardstick: Distributions) -> bool:
+        """Return True if a yardstick differs from the captured one by more than rounding."""
+        rounding = EXACT_ROUNDING[self.reference.yardstick_dtype]
+        return not exact_change(self.expectation.signature, yardstick) <= rounding
+
+    def _describe_move(self, exact: Exact | Reference) -> tuple[str | None, str]:
+        """Return the first module with other results, and words for it and the change of the outputs."""
+        dtype = self.reference.yardstick_dtype
+        moved = exact_change(self.expectation.signature, exact.yardstick)
+        words = f"the exact outputs ({dtype}) move by {format_number(moved)}"
         module, size = first_changed(
-            self.expectation.exact_layers,
-            self.reference.exact_layers,
-            EXACT_ROUNDING[self.reference.yardstick_dtype],
+            self.expectation.exact_layers, exact.exact_layers, EXACT_ROUNDING[dtype]
         )
         if size:
-            moved += f", first in {module or '(model)'} by {format_number(size)}"
+            words += f", first in {module or '(model)'} by {format_number(size)}"
+        return module, words
+
+    def explain_moved(self) -> Explained:
+        """Explain a run whose yardstick gives other values than at the capture."""
         settings = "; ".join(filter(can_move_outputs, self.seen.config))
-        packages = self._packages and f" ({self._packages})"
-        answer: Answer = "files" if settings else "code"
-        edited = " (no version differs: the installed library was edited)"
-        cause = settings or f"the model's code changed{packages or edited}"
-        sentence = f"{cause}: {moved}"
+        restored = self.reference.restored
+        packages = self._packages
+        code = packages or "no version differs: the installed library was edited"
+        code = f"the model's code changed ({code})"
+        module, moved = self._describe_move(self.reference)
+        answer: Answer = "code"
+        if not settings:
+            sentence = f"{code}: {moved}"
+        elif restored is None:
+            answer = "files"
+            sentence = f"{settings}: {moved}; whether the model's code changed too is not known"
+        elif self.moves(restored.yardstick):
+            module, moved = self._describe_move(restored)
+            sentence = f"{code}: with the recorded config.json, {moved}; besides, {settings}"
+        else:
+            answer, sentence = "files", f"{settings}: {moved}"
         grown, place = self._grown
         if not self._agrees:
             sentence += f"; besides, the run fails against a reference of this environment{place}"
@@ -159,7 +176,10 @@ class _Explainer:
                 check_command(self.expectation.model, then, candidate_python="NEW_PYTHON"),
             )
         )
-        return Explained(answer, sentence, self._list_steps(restore if settings else find), module)
+        steps = [restore] if settings else []
+        if answer == "code" or restored is None:
+            steps.append(find)
+        return Explained(answer, sentence, self._list_steps(*steps), module)
 
     def explain_same(self) -> Explained:
         """Explain a run whose yardstick gives the captured values."""

@@ -3,6 +3,7 @@
 Shapes: B rows, N stored tokens of a row, T positions, V vocabulary, K kept ids, R tokens, C channels, M projections.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError
-from assay.files import UnreadableFileError
+from assay.files import UnreadableFileError, read_json_object
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
@@ -36,11 +37,17 @@ from assay.inputs import (
 from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
-from assay.models.config_files import list_setting_changes, record_settings
+from assay.models.config_files import (
+    can_move_outputs,
+    list_setting_changes,
+    record_settings,
+    restore_settings,
+)
 from assay.models.load import choose_threads, yardstick_dtype
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.progress import subtask
 from assay.runs import Progress, provenance
+from assay.watchdog import temporary_folder
 from assay_expectations.judging import (
     is_within_limits,
     judge_by,
@@ -61,6 +68,7 @@ from assay_expectations.records import (
     CaptureOptions,
     Content,
     Distributions,
+    Exact,
     Expectation,
     Key,
     Machine,
@@ -358,13 +366,15 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     return Signed(signature, layers, pool_sketches(exact_layers), yardstick.loaded.dtype)
 
 
-def _open_yardstick(model: str, candidate: Candidate) -> Side:
+def _open_yardstick(model: str, candidate: Candidate, config_folder: Path | None = None) -> Side:
+    """Load the yardstick. config_folder: as of `load_model`."""
     host, loaded = open_device(_HOST), candidate.side.loaded
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
     exact = yardstick_dtype(num_parameters, host.supported_dtypes())
     rounded_to = loaded.dtype if exact == "float64" else None
     settings = candidate.key.content.settings
-    return Side(_load(model, exact, host, settings, rounded_to), host)
+    loaded = _load(model, exact, host, settings, rounded_to, config_folder)
+    return Side(loaded, host)
 
 
 def captured_on_host(
@@ -388,7 +398,12 @@ def _spreads(logp_NV: Tensor) -> Tensor:
 
 
 def _load(
-    model: str, dtype: str, device: Device, settings: Settings, rounded_to: str | None
+    model: str,
+    dtype: str,
+    device: Device,
+    settings: Settings,
+    rounded_to: str | None,
+    config_folder: Path | None = None,
 ) -> LoadedModel:
     return load_model(
         model,
@@ -396,6 +411,7 @@ def _load(
         device=device.torch_device,
         attention=None if settings.attention == "default" else settings.attention,
         rounded_to=rounded_to,
+        config_folder=config_folder,
     ).require_text_model()
 
 
@@ -535,11 +551,35 @@ def observe_references(request: ReferenceRequest, progress: Progress) -> list[Re
             settings, prompts = expectation.key.content.settings, expectation.prompts or None
             candidate = open_candidate(model, run, settings, prompts)
             is_own = not request.is_patched
-            found.append(
-                _observe_reference(model, candidate, expectation.signature, sketches, is_own=is_own)
+            reference = _observe_reference(
+                model, candidate, expectation.signature, sketches, is_own=is_own
             )
+            restored = _observe_restored(model, candidate, expectation)
+            found.append(reference.model_copy(update={"restored": restored}))
             task.advance()
     return found
+
+
+def _observe_restored(model: str, candidate: Candidate, expectation: Expectation) -> Exact | None:
+    """Run the yardstick with the recorded config.json, if it has changed."""
+    changes = list_setting_changes(expectation.config, record_settings(model))
+    if not any(map(can_move_outputs, changes)):
+        return None
+    with local_folder(resolve_model(model), "refuse") as folder:
+        values = read_json_object(folder / "config.json")
+    if not restore_settings(values, expectation.config):
+        return None
+    with temporary_folder("assay-config-") as scratch:
+        (scratch / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        try:
+            yardstick = _open_yardstick(model, candidate, scratch)
+        except UsageError:  # the code of today may refuse a setting of the capture
+            return None
+    tokens, top_ids = _tokens_of(expectation.signature)
+    batches = candidate.plan.batches
+    exactly, _ = run_rows(yardstick, batches, tokens)
+    layers = pool_sketches(sketch_layers(yardstick, batches, tokens))
+    return Exact(yardstick=distributions_of(exactly, top_ids), exact_layers=layers)
 
 
 def _observe_reference(

@@ -542,6 +542,13 @@ class VerifyRequest(Record):
     """Folder or name to load instead of the recorded one."""
 
 
+class Exact(Record):
+    """Outputs of the yardstick in this environment."""
+
+    yardstick: Distributions
+    exact_layers: dict[str, list[Number]]
+
+
 class Reference(Record):
     """Outputs of this environment without the setup function, to explain an observation over a limit."""
 
@@ -552,6 +559,8 @@ class Reference(Record):
     """Errors of the observed run's modules."""
     on_host: Distributions | None = None
     """Outputs of the host in the same dtype; None if they are those that were observed."""
+    restored: Exact | None = None
+    """The yardstick with the recorded config.json; None if it has not changed, or cannot be restored."""
 
 
 class ReferenceRequest(Record):

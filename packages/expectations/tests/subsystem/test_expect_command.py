@@ -238,6 +238,7 @@ def test_changed_configuration_is_named_with_its_effect(captured: Path, tmp_path
     (level,) = verdict["levels"].values()
     change = "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs (float64) move by "
     assert level["reason"].startswith(change)
+    assert (level["drift"]["answer"], "not known" in level["reason"]) == ("files", False)
 
 
 def test_setup_that_patches_a_library_does_not_reach_the_reference(

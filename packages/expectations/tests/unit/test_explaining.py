@@ -9,6 +9,7 @@ from assay_expectations.explaining import Answer, explain, first_changed
 from assay_expectations.records import (
     AllSeen,
     Distributions,
+    Exact,
     Expectation,
     Provenance,
     Reference,
@@ -100,15 +101,42 @@ def test_library_edited_in_place_is_installed_into_a_new_environment() -> None:
     )
 
 
+CHANGE = "config.json: rms_norm_eps 1e-06 → 1e-05"
+RESTORE = "restore the model's files, then:\n  assay expect verify e.json --run acme/bfloat16\n"
+ACCEPT = f"accept:\n  {RECAPTURE}"
+FIND = f"to find the operation:\n  {CHECK} --candidate-python OLD_PYTHON\n"
+
+
+def with_restored(yardstick: Distributions) -> Reference:
+    layers = {"a": [2, 1, 1], "a.b (input)": [2, 3, 4], "a.b": [2, 0, 2]}
+    restored = Exact(yardstick=yardstick, exact_layers=layers)
+    return reference(MOVED, None).model_copy(update={"restored": restored})
+
+
 def test_changed_settings_explain_other_exact_outputs() -> None:
-    change = "config.json: rms_norm_eps 1e-06 → 1e-05"
-    answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), config=(change,))
+    answer, sentence, advice, _ = answered(MOVED, with_restored(EXACT), config=(CHANGE,))
     assert answer == "files"
-    assert sentence.startswith(f"{change}: the exact outputs (float64) move by 0.5")
-    assert advice == (
-        "restore the model's files, then:\n  assay expect verify e.json --run acme/bfloat16\n"
-        f"accept:\n  {RECAPTURE}"
+    assert sentence.startswith(f"{CHANGE}: the exact outputs (float64) move by 0.5, first in a by")
+    assert advice == RESTORE + ACCEPT
+
+
+def test_code_that_moves_outputs_with_the_recorded_settings_too_is_named() -> None:
+    of = with_restored(distributions([-1.25, -2.75]))
+    answer, sentence, advice, module = answered(MOVED, of, config=(CHANGE,))
+    assert (answer, module) == ("code", "a.b")
+    assert sentence.startswith(
+        "the model's code changed (torch 2.13.0 → 2.14.0): with the recorded config.json, the exact outputs (float64)"
+        f" move by 0.25, first in a.b by 1.0; besides, {CHANGE}"
     )
+    assert advice == RESTORE + FIND + ACCEPT
+
+
+def test_settings_that_cannot_be_restored_leave_the_code_unknown() -> None:
+    answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), config=(CHANGE,))
+    assert answer == "files"
+    assert sentence.startswith(f"{CHANGE}: the exact outputs (float64) move by 0.5")
+    assert "; whether the model's code changed too is not known" in sentence
+    assert advice == RESTORE + FIND + ACCEPT
 
 
 def test_changed_settings_are_no_error_of_a_module() -> None:

@@ -1,20 +1,33 @@
 """Projections of logits, and the hardware part of a key. Shapes: R rows, V vocabulary, M projections."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.models import RECIPES
 from assay.models.config_files import record_settings
 from assay.runs import SilentProgress
-from assay_expectations.observing import machine_of, observe_all
+from assay_expectations.explaining import exact_change
+from assay_expectations.observing import machine_of, observe_all, observe_references
 from assay_expectations.projections import NUM_PROJECTIONS, project, sign_patterns
-from assay_expectations.records import VerifyRequest, write_expectation
+from assay_expectations.records import (
+    ReferenceRequest,
+    VerifyRequest,
+    read_expectation,
+    write_expectation,
+)
+from assay_expectations.verdict import SHIPPED
 from packages.expectations.tests.unit.sample_expectations import expectation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def splitmix64(number: int) -> int:
@@ -118,3 +131,29 @@ def test_model_whose_weights_cannot_be_read_is_missing(
     assert seen.problem is None
     assert seen.missing is not None
     assert problem in seen.missing
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_changed_code_moves_the_yardstick_with_the_recorded_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    shutil.copytree(RECIPES["llama"].folder, tmp_path / "model")
+    config = tmp_path / "model/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-2}))
+    forward = cast("Callable[..., torch.Tensor]", LlamaMLP.forward)
+    monkeypatch.setattr(LlamaMLP, "forward", lambda *given: factor * forward(*given))
+    (shipped,) = SHIPPED.glob("cpu-*-float32-micro-llama.json")
+    recorded = {"config": record_settings("micro:llama")}
+    captured = read_expectation(shipped).model_copy(update=recorded)
+    file = write_expectation(captured, tmp_path / "e.json")
+    request = ReferenceRequest(
+        run="cpu/float32",
+        model=str(tmp_path / "model"),
+        is_patched=False,
+        sketches={str(file): {}},
+    )
+    (found,) = observe_references(request, SilentProgress())
+    signature = captured.signature
+    assert exact_change(signature, found.yardstick) > 1e-5
+    assert found.restored is not None
+    assert (exact_change(signature, found.restored.yardstick) > 1e-9) is (factor != 1)

@@ -263,7 +263,8 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return found
 
 
-STORED_DTYPE = "config.json: dtype"
+_OF_CONFIG = "config.json: "
+STORED_DTYPE = f"{_OF_CONFIG}dtype"
 _WITHOUT_EFFECT = (
     f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
     "chat template: ",
@@ -286,6 +287,36 @@ def record_settings(model: str, remote_code: RemoteCode = "refuse") -> dict[str,
         if (template := _read_template(folder)) is not None:
             found["chat template: hash"] = xxhash.xxh3_64_hexdigest(json.dumps(template).encode())
     return found
+
+
+def restore_settings(values: dict[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Change the values of a config.json into those of `record_settings`, where these can move outputs.
+
+    Returns: False if the recorded ones do not suffice.
+    """
+    for name in _changed_settings(values, recorded):
+        *tables, key = name.removeprefix(_OF_CONFIG).split(".")
+        table = values
+        for one in tables:
+            inner = table.setdefault(one, {})
+            if not isinstance(inner, dict):
+                return False
+            table = inner
+        if name in recorded:
+            table[key] = recorded[name]
+        else:
+            table.pop(key, None)
+    return not _changed_settings(values, recorded)
+
+
+def _changed_settings(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    now = flatten_settings(values, _OF_CONFIG)
+    names = {name for name in recorded if name.startswith(_OF_CONFIG)} | now.keys()
+    return [
+        name
+        for name in sorted(names)
+        if now.get(name) != recorded.get(name) and can_move_outputs(f"{name} ")
+    ]
 
 
 def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

@@ -121,7 +121,7 @@ class LoadedModel:
         return combine_hashes({name: one.hash for name, one in self.stored_weights.items()})
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 - choices of one load
     model: ModelSource | str,
     *,
     dtype: str,
@@ -131,6 +131,7 @@ def load_model(
     rounded_to: str | None = None,
     remote_code: RemoteCode = "refuse",
     weights: Literal["as stored", "dequantized"] = "as stored",
+    config_folder: Path | None = None,
 ) -> LoadedModel:
     """Load `model` with its weights rounded to `dtype`.
 
@@ -145,6 +146,7 @@ def load_model(
         weights: "dequantized" makes a plain model of a quantized folder, without its library. In `dtype` it
             rounds scales, then their products with the codes, as the least accurate libraries do. With
             `rounded_to` stored weights are exact all the same.
+        config_folder: Folder of another config.json to use instead of the model's.
 
     Raises:
         UsageError: The folder does not hold a complete model of a known type.
@@ -161,7 +163,7 @@ def load_model(
         checkpoint_dtype = (
             pickled_dtype(folder) if tensors is None else weight_files.checkpoint_dtype(tensors)
         )
-        config = load_config(folder, remote_code)
+        config = load_config(config_folder or folder, remote_code)
         load_dtype = DTYPES[rounded_to or dtype]
         if load_dtype is torch.float64 and not (tensors and weight_files.holds_float64(tensors)):
             # float32 represents every stored value, and is the usual dtype of buffers.

@@ -12,6 +12,7 @@ from assay.models.config_files import (
     find_tokenizing,
     list_setting_changes,
     record_settings,
+    restore_settings,
 )
 
 
@@ -120,3 +121,13 @@ def test_chat_template_is_applied(tmp_path: Path) -> None:
     )
     assert tokenizing.encode_chat is not None
     assert tokenizing.encode_chat([{"role": "user", "content": "green"}]) == [2, 3]
+
+
+def test_recorded_settings_are_restored(tmp_path: Path) -> None:
+    then = {"eps": 1e-6, "rope": {"theta": 1.0}, "dtype": "float32", "ids": [1]}
+    (tmp_path / "config.json").write_text(json.dumps(then))
+    recorded = record_settings(str(tmp_path))
+    now = {"eps": 1e-5, "rope": {"kind": "new"}, "dtype": "bfloat16", "ids": [1], "added": True}
+    assert restore_settings(now, recorded)
+    assert now == then | {"dtype": "bfloat16"}
+    assert not restore_settings(then | {"key.with.points": 1}, recorded)
