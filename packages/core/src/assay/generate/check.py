@@ -50,9 +50,9 @@ from assay.sites import CallSite
 from assay.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from assay.generate.drift import CodeChange
     from assay.generate.golden import GoldenManifest
     from assay.generate.judging import Judgement
+    from assay.judge.code_changes import CodeChange
     from assay.judge.levels import LevelResult
 
 _GOLDEN: "RemoteFunction[GoldenSpec, GoldenManifest]" = RemoteFunction(
@@ -213,8 +213,9 @@ def _explain_drift(
     judgement: "Judgement", check: GenerateCheck, packages: str, progress: Progress
 ) -> "tuple[Judgement, GenerateCheck]":
     """Check a failed candidate against a reference of this environment, in which `packages` changed."""
-    from assay.generate.drift import describe_changes, is_rounding  # torch
+    from assay.generate.drift import is_rounding  # torch
     from assay.generate.golden import read_golden, renewal_command
+    from assay.judge.code_changes import describe_changes
 
     golden = read_golden(check.golden_folder)
     renewal = renewal_command(golden.model_dump(by_alias=True))

@@ -5,10 +5,8 @@ rounding, the code of the model changed. A candidate that fails is checked once 
 this environment. That reference shares any fault of a library here, so an agreement explains small errors only.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -20,22 +18,13 @@ from assay.generate.golden import GoldenSection
 from assay.generate.passes import Side, replay, whole_batches
 from assay.generate.run_plan import widening_within
 from assay.generate.spec import GenerateCheck
-from assay.judge.results import PortResult, ReplayResults
+from assay.judge.code_changes import CodeChange, find_changes
 from assay.models.config_files import attention_of
 from assay.models.load import choose_threads
 from assay.replay.modules import Replayer
 from assay.runs import Progress
 from assay.statistics import MOST_ROUNDING
 from assay.verdicts import Measurement
-
-
-class CodeChange(NamedTuple):
-    """A stage whose yardstick has other values here."""
-
-    stage: str
-    port: str
-    error: float
-    """Relative to the golden's value; 1 for a value that one side lacks, or that must be equal."""
 
 
 def measure_drift(check: GenerateCheck, progress: Progress) -> list[CodeChange]:
@@ -61,27 +50,6 @@ def measure_drift(check: GenerateCheck, progress: Progress) -> list[CodeChange]:
     return find_changes(results, ENVIRONMENT_ROUNDING[stored])
 
 
-def find_changes(results: ReplayResults, rounding: float) -> list[CodeChange]:
-    """Return the values that differ by more than `rounding`, or that one side lacks."""
-    absent = [CodeChange(name, "", 1.0) for name in results.unmatched_expected]
-    errors = ((one, _error_of(one)) for one in results.ports.values())
-    wrong = [
-        CodeChange(str(one.stage), f"{one.module or '(model)'}:{one.port}", error)
-        for one, error in sorted(errors, key=lambda pair: pair[0].order)
-        if not error <= rounding
-    ]
-    return [*absent, *wrong]
-
-
-def _error_of(one: PortResult) -> float:
-    if one.exact.num_different or one.sums.num_nan or one.sums.num_inf:
-        return 1.0
-    if not one.sums.num_elements:
-        return 0.0
-    error = max(one.sums.relative_error, one.sums.worst_row()[0])
-    return error if math.isfinite(error) else 1.0
-
-
 def is_rounding(measurements: Sequence[Measurement]) -> bool:
     """Return True if no error is further over its limit than another order of the same sums explains."""
     # The KL divergence is the square of an error, and values that must be equal have a limit of 0.
@@ -90,16 +58,3 @@ def is_rounding(measurements: Sequence[Measurement]) -> bool:
 
 
 _SQUARES = ("logits-kl", "logits-kl-worst")
-
-
-def describe_changes(changes: Sequence[CodeChange]) -> str:
-    """Name the stages of code changes, each with its largest error."""
-    stages: dict[str, float] = {}
-    for one in changes:
-        stages[one.stage] = max(stages.get(one.stage, 0.0), one.error)
-    shown = [f"{stage} by {error:.2g}" for stage, error in list(stages.items())[:_SHOWN]]
-    more = len(stages) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-_SHOWN = 4

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import AssayError, UsageError
 from assay.files import describe_invalid, read_sealed, write_sealed
 from assay.judge.limits import Limits, load_limits
 from assay.launch import (
@@ -52,9 +52,10 @@ from assay.training.reports import (
     TrainOptions,
     scaled_folder,
 )
-from assay.verdicts import Measurement, Record, Verdict
+from assay.verdicts import Measurement, Outcome, Record, Verdict
 
 if TYPE_CHECKING:
+    from assay.judge.code_changes import CodeChange
     from assay.training.judging.evidence import TrainEvidence
 
 
@@ -73,6 +74,9 @@ REFERENCE: RemoteFunction[TrainCheck, ReferenceReport] = RemoteFunction(
 )
 CANDIDATE: RemoteFunction[TrainCheck, TrainerReport] = RemoteFunction(
     "assay.training.processes.candidate:run_candidate", PRELOAD
+)
+_CHANGES: "RemoteFunction[TrainCheck, list[CodeChange]]" = RemoteFunction(
+    "assay.training.processes.reference:find_code_changes", PRELOAD
 )
 
 
@@ -188,6 +192,9 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     reports = ask_candidate(CANDIDATE, "candidate", check, golden, folder, progress)
     with progress.step("judging"):
         verdict, measurements = _judge(check, golden, folder, reports)
+    if check.recorded is not None and verdict.verdict is Outcome.FAIL:
+        notes = [*verdict.notes, *_explain_age(check, golden, folder, progress)]
+        verdict = verdict.model_copy(update={"notes": notes})
     return write_results(verdict, measurements, folder, check.command)
 
 
@@ -365,6 +372,31 @@ def _age_of(reference: ReferenceReport) -> Iterator[str]:
     then = {} if reference.plan is None else reference.plan.environment
     if changed := changed_packages(then, provenance()):
         yield f"the golden was recorded with other packages: {describe_packages(changed)}"
+
+
+def _explain_age(
+    check: TrainCheck, golden: Path, folder: Path, progress: Progress
+) -> Iterator[str]:
+    """Say if the model's code changed since a golden of other packages, by replaying it here."""
+    from assay.judge.code_changes import describe_changes  # torch is not needed for --help
+
+    plan = read_plan(golden)
+    if not changed_packages(plan.environment, provenance()):
+        return
+    request = replace(check, golden=golden, folder=folder, reference=plan.reference)
+    try:
+        (changes,) = call(_CHANGES, request, folder=folder, name="drift", progress=progress)
+    except AssayError as error:
+        yield f"whether the model's code changed since the golden is not known: {error}"
+        return
+    if changes:
+        found = f"the model's code changed since the golden: {describe_changes(changes)}. If that is intended"
+    else:
+        found = (
+            "the model's code computes the golden's exact values here, so a library rounds differently or the candidate"
+            " is wrong. To decide"
+        )
+    yield f"{found}, record a golden here: --reference {plan.reference}"
 
 
 def _refuse_other_masks(evidence: "TrainEvidence") -> None:

@@ -13,15 +13,11 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate import check as checking
 from assay.generate.capture import capture_golden
-from assay.generate.drift import (
-    CodeChange,
-    describe_changes,
-    find_changes,
-    measure_drift,
-)
+from assay.generate.drift import measure_drift
 from assay.generate.golden import GoldenManifest, ModelIdentity, Section, read_golden
 from assay.generate.judging import Judgement
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
+from assay.judge.code_changes import CodeChange, describe_changes, find_changes
 from assay.judge.results import ReplayResults
 from assay.models.config_files import record_settings
 from assay.runs import SilentProgress, changed_packages, describe_packages

@@ -17,7 +17,7 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.devices.sim import trusted_device
-from assay.dtypes import float_format
+from assay.dtypes import ENVIRONMENT_ROUNDING, float_format
 from assay.errors import AssayError, MachineError, UsageError
 from assay.estimates import (
     SECONDS_PER_COMPARED_VALUE,
@@ -30,7 +30,9 @@ from assay.estimates import (
     require_disk,
 )
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
+from assay.judge.code_changes import CodeChange, find_changes
 from assay.judge.coverage import Usage
 from assay.judge.results import ReplayResults
 from assay.models import load_model
@@ -376,22 +378,30 @@ class TrustedSide:
         return OptimizerResults(self.trainer.plan, step, read_state, gradient_of)
 
     def replay(self, batches: Batches, folder: Path) -> None:
-        """Measure this trainer against the recorded yardstick."""
+        """Measure this trainer against the recorded yardstick, and write the results into its golden."""
         pointwise = self._find_pointwise(batches[0][0])
+        observer = self.measure(batches, folder, pointwise)
+        with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
+            observer.write(writer)
+            writer.attach_json(POINTWISE, sorted(pointwise))
+            writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
+
+    def measure(
+        self, batches: Batches, folder: Path, pointwise: frozenset[str] = frozenset()
+    ) -> ReplayedSteps:
+        """Measure this trainer against the yardstick that `folder` holds."""
         opened = OpenedTrainer.of(self.trainer, "reference")
         rows = RunRows.of_batches(batches)
         observer = ReplayedSteps(opened, folder, rows, self.boundary, pointwise)
         with observer.attached(), comparable(self.dtype, self.device):
             for step, batch in enumerate(batches):
-                state = read_golden_state(folder, step)
+                with suspended_modes():  # a yardstick makes every float32 wide
+                    state = read_golden_state(folder, step)
                 inject_state(self.trainer, state, self.device.torch_device)
                 self.trainer.load_counters({"num_steps": step})
                 observer.run_step(step, batch)
                 advance_task("steps")
-        with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
-            observer.write(writer)
-            writer.attach_json(POINTWISE, sorted(pointwise))
-            writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
+        return observer
 
     def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
         """Find modules whose own code only rounds element by element."""
@@ -464,6 +474,18 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
         usage=usage,
         untouched=untouched,
     )
+
+
+def find_code_changes(request: TrainCheck, progress: Progress) -> list[CodeChange]:
+    """Replay a golden's steps with the yardstick of this environment, and list changes in their order."""
+    data = TrainingData.read(request.golden)
+    options = request.options.model_copy(update={"loss": data.loss})
+    device = open_run(parse_run(request.reference))
+    side = TrustedSide(replace(request, options=options), device, wide_dtype(options.model, device))
+    with progress.task("replaying the golden in this environment", options.steps, "steps"):
+        observer = side.measure(data.batches, request.golden)
+    rounding = ENVIRONMENT_ROUNDING["float32"]  # to which a golden rounds the norm of gradients
+    return [change for one in observer.finish().values() for change in find_changes(one, rounding)]
 
 
 def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:

@@ -24,7 +24,7 @@ from assay.hooks.row_positions import BatchPositions, find_tokens
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
 from assay.judge.coverage import Usage
-from assay.judge.results import attach_results
+from assay.judge.results import ReplayResults, attach_results
 from assay.models.config_files import attention_of
 from assay.replay.gradients import GradientReplayer, LossScale
 from assay.replay.ports import BatchSource
@@ -474,12 +474,18 @@ class ReplayedSteps(StepObserver):
         """Attach all measurements, and finish the findings."""
         self.found.packed = sorted({packing.micro_batches for packing in self.packings})
         self.found.usage = Usage.model_validate(self.usage.to_json())
+        for name, result in self.finish().items():
+            attach_results(writer, name, result)
+
+    def finish(self) -> dict[str, ReplayResults]:
+        """Return all measurements by name. Called once, after the last step."""
         results = {f"stage-{phase}": self._values.results[phase] for phase in PHASES}
         modules = self.modules
         results["modules"] = modules.finish(self.handler.scope.is_own_call)
         results |= {"recomputed": modules.recomputed, "gradients": modules.gradients}
-        for name, result in results.items():
-            attach_results(writer, name, result)
+        for result in results.values():
+            result.flush()
+        return results
 
 
 # Number of a micro-batch, number of its row, the row's token ids without padding, their first column.
