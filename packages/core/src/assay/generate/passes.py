@@ -178,7 +178,7 @@ def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
     model, tracer = side.loaded.model, ModuleTracer(watch)
     watch.add_parameters_of(model)
     # A mode around a compiled graph would make torch compile a different graph.
-    reading = nullcontext() if side.compiled or watch.root_only else watch.reading_everywhere()
+    reading = nullcontext() if side.compiled or watch.root_only else watch.reading()
     with tracer.attached(model, {""} if watch.root_only else None), reading:
         yield tracer
 
@@ -195,7 +195,8 @@ def record(
         tracer.order = order
         for work, tokens_BN in zip(works, tokens, strict=True):
             work.begin(tracer, tokens_BN)
-            run_forced(side, work, tokens_BN)
+            with watch.reading_between_calls():
+                run_forced(side, work, tokens_BN)
 
 
 def accumulated_errors(side: Side, batch: Batch, trace: ReplayedTrace) -> dict[str, float]:

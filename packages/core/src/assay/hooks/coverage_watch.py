@@ -49,7 +49,7 @@ class UsageWatch:
     _settled: set[str] = field(default_factory=set)
     """Modules whose further calls tell nothing new."""
     _num_running: int = 0
-    """Open root calls, and contexts of `reading_everywhere`."""
+    """Open root calls, and contexts of `reading_between_calls`."""
     _reads: FunctionMode | None = None
 
     def add_parameters_of(self, model: nn.Module) -> None:
@@ -73,11 +73,14 @@ class UsageWatch:
             self._stop_reading()
 
     @contextmanager
-    def reading_everywhere(self) -> Iterator[None]:
-        """Note, inside this context, the parameters that operations read: `generate` reads an image between calls."""
-        with self.reading():
-            self._start_reading()
+    def reading_between_calls(self) -> Iterator[None]:
+        """Inside `reading`, note reads outside of root calls, too: `generate` reads an image before the first one."""
+        self._start_reading()
+        try:
             yield
+        finally:
+            self._num_running -= 1
+            self._stop_reading()
 
     def _start_reading(self) -> None:
         """Watch operations, unless all parameters have been read."""
@@ -87,7 +90,8 @@ class UsageWatch:
             self._reads.__enter__()  # type: ignore[no-untyped-call]
 
     def _stop_reading(self) -> None:
-        if self._reads is not None and (not self._num_running or not self.unread):
+        """End the watch where it began: torch takes off the mode that was entered last."""
+        if self._reads is not None and not self._num_running:
             reads, self._reads = self._reads, None
             reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 

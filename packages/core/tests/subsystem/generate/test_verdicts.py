@@ -143,9 +143,15 @@ def test_logits_made_non_finite_by_padding_fail_where_the_padding_is_written(
     assert verdict["location"]["module"] == "model.layers.1"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("candidate", ["cpu/bfloat16", "cpu/float32"])
-@pytest.mark.parametrize("setup", ["positions_shifted", "hidden_units_permuted"])
+@pytest.mark.parametrize(
+    ("setup", "candidate"),
+    [
+        ("hidden_units_permuted", "cpu/bfloat16"),
+        pytest.param("hidden_units_permuted", "cpu/float32", marks=pytest.mark.long),
+        pytest.param("positions_shifted", "cpu/bfloat16", marks=pytest.mark.long),
+        pytest.param("positions_shifted", "cpu/float32", marks=pytest.mark.long),
+    ],
+)
 def test_other_representation_of_the_same_model_passes(
     check: Run, setups: Path, setup: str, candidate: str
 ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from assay.hooks.coverage_watch import UsageWatch, count_expert_tokens
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.suspension import FunctionMode
 from assay.sites import RowMap
 
 
@@ -113,13 +114,34 @@ def test_reads_between_calls_of_a_generation_count() -> None:
     model, watch = Looking(lambda weight: weight.dtype), UsageWatch(NullHandler())
     watch.add_parameters_of(model)
 
-    with ModuleTracer(watch).attached(model), watch.reading_everywhere():
+    with ModuleTracer(watch).attached(model), watch.reading(), watch.reading_between_calls():
         model(torch.ones(1, 4))
         names = watch.unread
         torch.stack(list(model.parameters()))
 
     assert names
     assert (watch.unread, watch.read) == (set(), names)
+
+
+def test_the_watch_of_reads_leaves_other_modes_alone() -> None:
+    model, watch, seen = Looking(lambda weight: weight * 2), UsageWatch(NullHandler()), []
+    watch.add_parameters_of(model)
+
+    def call(func: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(func)
+        return func(*args, **kwargs)
+
+    with ModuleTracer(watch).attached(model), watch.reading(), watch.reading_between_calls():
+        with FunctionMode(call):
+            model(torch.ones(1, 4))
+            seen.clear()
+            torch.ones(1).exp()  # after the call that read the last parameter
+        assert len(seen) == 2
+        seen.clear()
+        torch.ones(1).exp()
+
+    assert not watch.unread
+    assert not seen
 
 
 def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:
