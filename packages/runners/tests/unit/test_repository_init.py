@@ -166,7 +166,7 @@ def test_removed_vendors_are_named(root: Path) -> None:
             "assay runners init: repository: 'checks' is not OWNER/NAME",
         ),
         (("--repository", "a/b.git", "--vendor", "amd"), "'a/b.git' is not OWNER/NAME"),
-        ((*REPOSITORY, "--vendor", "amd", "--ghes", "https://x"), "server: String should match"),
+        ((*REPOSITORY, "--vendor", "amd", "--ghes", "https://x"), "server: it must match"),
         ((*REPOSITORY, "--vendor", "amd", "--cards", "amd"), "write VENDOR=NUMBERS, such as"),
         (
             (*REPOSITORY, "--vendor", "amd", "--cards", "amd=0,1"),
