@@ -137,7 +137,7 @@ def _refuse_another_checkout(reference: str, names: Iterable[str]) -> None:
             if own.is_file() and own.read_bytes() != path.read_bytes():
                 raise UsageError(
                     f"{reference} imports {name} from {path}, and {own} differs from it: install this checkout,"
-                    f" or put its folder on PYTHONPATH"
+                    " or put its folder on PYTHONPATH"
                 )
 
 

@@ -53,8 +53,10 @@ def measure_drift(check: GenerateCheck, progress: Progress) -> list[CodeChange]:
 def is_rounding(measurements: Sequence[Measurement]) -> bool:
     """Return True if no error is further over its limit than another order of the same sums explains."""
     # The KL divergence is the square of an error, and values that must be equal have a limit of 0.
-    judged = [one for one in measurements if one.limit and one.statistic not in _SQUARES]
-    return all(one.ratio <= MOST_ROUNDING * one.limit for one in judged if one.limit)
+    shares = [
+        one.ratio / one.limit for one in measurements if one.limit and one.statistic not in _SQUARES
+    ]
+    return bool(shares) and all(share <= MOST_ROUNDING for share in shares)
 
 
 _SQUARES = ("logits-kl", "logits-kl-worst")

@@ -53,12 +53,13 @@ def _training(modules: Collection[nn.Module]) -> Iterator[None]:
 
 
 def _arguments_around(owner: nn.Module, parameter: str) -> Iterator[str]:
-    """Yield the arguments of `owner` without which its code does not come to `parameter`."""
+    """Yield the optional arguments of `owner` without which its code does not come to `parameter`."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(owner).forward)))
     except (OSError, TypeError, SyntaxError):
         return
-    arguments = inspect.signature(owner.forward).parameters
+    arguments = inspect.signature(owner.forward).parameters.values()
+    optional = {one.name for one in arguments if one.default is None}
     for branch in ast.walk(tree):
         if isinstance(branch, ast.If) and any(
             isinstance(node, ast.Attribute) and node.attr == parameter
@@ -66,4 +67,4 @@ def _arguments_around(owner: nn.Module, parameter: str) -> Iterator[str]:
             for node in ast.walk(line)
         ):
             names = {node.id for node in ast.walk(branch.test) if isinstance(node, ast.Name)}
-            yield from sorted(names & arguments.keys())
+            yield from sorted(names & optional)

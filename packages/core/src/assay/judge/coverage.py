@@ -27,8 +27,8 @@ class Usage(Record):
     read: list[str] | None = None
     """Parameters that operations read; null if reads were not watched."""
     other_uses: dict[str, str] = Field(default_factory=dict)
-    """What parameters that no operation read are for: "in training", or "with" an argument that the model does
-    not name."""
+    """The use of parameters that no operation read: "in training", or "with" an argument that the model does not
+    name."""
     experts: dict[str, list[int]] = Field(default_factory=dict)
     """Token count of each expert, by the path of the expert group."""
     equal_rows: list[str] = Field(default_factory=list)

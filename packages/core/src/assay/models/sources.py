@@ -64,7 +64,7 @@ def resolve_model(reference: str) -> ModelSource:
         raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
     if "/" not in reference and (near := _find_near_folder(reference)):
         raise UsageError(
-            f"there is no folder {reference}; did you mean {near}? A hub name has the form OWNER/NAME"
+            f"there is no folder {reference}; did you mean {near}? Write a model of the hub as OWNER/NAME"
         )
     return ModelSource(reference, "hub")
 

@@ -13,7 +13,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate import check as checking
 from assay.generate.capture import capture_golden
-from assay.generate.drift import measure_drift
+from assay.generate.drift import is_rounding, measure_drift
 from assay.generate.golden import GoldenManifest, ModelIdentity, Section, read_golden
 from assay.generate.judging import Judgement
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
@@ -220,3 +220,7 @@ def test_golden_of_another_schema_names_the_command_that_renews_it(
     (tmp_path / "golden.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=f"capture it again: {command}$"):
         read_golden(tmp_path)
+
+
+def test_a_failure_without_measured_errors_is_not_explained_by_rounding() -> None:
+    assert not is_rounding([])

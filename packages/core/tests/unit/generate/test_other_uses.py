@@ -14,21 +14,24 @@ from assay.models import LoadedModel, load_model
 
 
 class Embeddings(nn.Module):
-    """Its mask is for an argument, its noise for training, and nothing reads its spare."""
+    """Its mask is for an argument, its noise for training, its far for long texts, and nothing reads its spare."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.mask, self.noise, self.spare = (nn.Parameter(torch.ones(1)) for _ in range(3))
+        vectors = (nn.Parameter(torch.ones(1)) for _ in range(4))
+        self.mask, self.noise, self.far, self.spare = vectors
 
-    def forward(self, input_ids: Tensor, masked: Tensor | None = None) -> Tensor:
-        hidden: Tensor = self.inner(input_ids)
+    def forward(self, ids: Tensor, masked: Tensor | None = None) -> Tensor:
+        hidden: Tensor = self.inner(ids)
+        if ids.shape[1] > 1000:
+            hidden = hidden + self.far
         if masked is not None:
             hidden = torch.where(masked[..., None], self.mask, hidden)
         return hidden + self.noise if self.training else hidden
 
 
-NAMES = [f"model.embed_tokens.{name}" for name in ("mask", "noise", "spare")]
+NAMES = [f"model.embed_tokens.{name}" for name in ("mask", "noise", "far", "spare")]
 
 
 @pytest.fixture
