@@ -115,14 +115,11 @@ def slope_ratio(
 
     Only the noise run tells whether the errors of a channel are alike by chance: a fault makes them so too.
     """
-    chance = max(
-        actual.slope_standard_error,
-        noise.slope_standard_error,
-        noise.slope_standard_error_by_channel,
-    )
+    chance = max(actual.slope_standard_error, noise.slope_standard_error)
     expected = max(
         abs(noise.slope),
         SLOPE_STANDARD_ERRORS * chance,
+        noise.slope_standard_error_by_channel,
         SLOPE_FLOOR * unit_roundoff,
         _function_bias(unit_roundoff),
         share.floor,
