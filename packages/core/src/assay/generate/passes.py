@@ -195,7 +195,9 @@ def record(
         tracer.order = order
         for work, tokens_BN in zip(works, tokens, strict=True):
             work.begin(tracer, tokens_BN)
-            with watch.reading_between_calls():
+            # `generate` reads images before it calls the model.
+            between = watch.reading_between_calls() if work.batch.holds_media else nullcontext()
+            with between:
                 run_forced(side, work, tokens_BN)
 
 
