@@ -111,7 +111,7 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
             wide = _check(folder, "float32")
             narrow = _check(folder, "bfloat16")
             generator = random.Random(f"{seed} {name}")  # noqa: S311 - reproducible
-            module = draw_module(model, _list_called(folder / "bfloat16" / "golden"), generator)
+            module = draw_module(model, _list_called(folder / "bfloat16"), generator)
             if narrow.verdict is Outcome.FAIL or module is None:
                 return Row(name, _describe(wide), _describe(narrow))
             (folder / "plant.py").write_text(_PLANT.format(module=module))
@@ -129,9 +129,9 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
     return Row(name, _describe(wide), _describe(narrow), module, found)
 
 
-def _list_called(golden: Path) -> list[str]:
+def _list_called(run: Path) -> list[str]:
     """Return the modules that the reference called: others read the weights of some."""
-    usage: Any = Trace.open(golden).attachment_json(USAGE)
+    usage: Any = Trace.open(run / "golden" / "bfloat16").attachment_json(USAGE)
     called: list[str] = usage["called"]
     return called
 
