@@ -83,7 +83,7 @@ class SuiteTerms(Record):
             return cls.model_validate_json(json.dumps(kept))
         except ValidationError as error:
             raise UsageError(
-                f"{evaluation.name}: invalid suite: {describe_invalid(error)}"
+                f"{evaluation.name}: invalid suite: {describe_invalid(error, cls)}"
             ) from None
 
 

@@ -77,7 +77,10 @@ def test_sums_are_right() -> None:
         ("tasks = []", "tasks: it needs at least 1 item"),
         ("tasks = ['a']\nterms = {accuracy = 0}", "terms.accuracy: it must be greater than 0"),
         ("tasks = ['a']\nterms = {accuracy = 2}", "terms.accuracy: it must be less than 1"),
-        ("tasks = ['a']\nmargin = 1", "margin: Extra inputs are not permitted"),
+        (
+            "tasks = ['a']\nmargin = 1",
+            "unknown key 'margin'; known: tasks, clusters, fewshot, terms",
+        ),
         ("tasks = [", "Invalid value"),
     ],
 )

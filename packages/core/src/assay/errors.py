@@ -9,6 +9,7 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 _NAMES_SHOWN = 3
@@ -50,6 +51,14 @@ def name_alike(names: Iterable[str]) -> str:
         for pattern, alike in groups.items()
     ]
     return name_some(patterns, _PATTERNS_SHOWN)
+
+
+def suggest(what: str, name: str, known: Iterable[str]) -> str:
+    """Describe an unknown name, with the nearest known one or all of them."""
+    names = list(known)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.6)
+    rest = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(names)}"
+    return f"unknown {what} {name!r}; {rest}"
 
 
 def assay_command(*words: object, **options: object) -> str:

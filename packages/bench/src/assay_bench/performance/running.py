@@ -189,7 +189,7 @@ class SuiteProcess:
             return SuiteEvent.model_validate_json(line) if line else None
         except ValidationError as error:
             raise MachineError(
-                f"{self._environment.name} has suites of another version: {describe_invalid(error)}"
+                f"{self._environment.name} has suites of another version: {describe_invalid(error, SuiteEvent)}"
             ) from None
 
 

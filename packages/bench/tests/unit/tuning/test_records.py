@@ -76,7 +76,18 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
         ("steps = 4", "", "steps: it is missing"),
         ("steps = 4", "steps = 0", "steps: it must be greater than 0"),
         ("steps = 4", "steps = '4'", "steps: it must be a whole number"),
-        ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
+        ("steps = 4", "step = 4", "unknown key 'step'; did you mean steps?"),
+        (
+            'source = "sums"',
+            'source = "sums"\nshar = 1',
+            "data, entry 1: unknown key 'shar'; did you mean share?",
+        ),
+        (
+            "learning_rate =",
+            "learningrate =",
+            "permutations.full: unknown key 'learningrate'; did you mean learn",
+        ),
+        ("steps = 4", "steps = 4\nepochs = 1", "unknown key 'epochs'; known: models, run, seeds,"),
         ("seeds = [0, 1]", "seeds = []", "seeds: it needs at least 1 item"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "seeds contains a duplicate"),
         (

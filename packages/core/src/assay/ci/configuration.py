@@ -9,7 +9,6 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,7 +25,7 @@ from pydantic import (
 
 from assay.devices.registry import adapter_names
 from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run, suggest_device
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import UnreadableFileError, read_text, read_toml_record
 from assay.plugins import list_defined_names
 
@@ -58,19 +57,7 @@ _Name = Annotated[str, AfterValidator(_require_name)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, given: Any) -> Any:  # noqa: ANN401 - of pydantic
-        if isinstance(given, dict):
-            known = [field.alias or name for name, field in cls.model_fields.items()]
-            for key, value in given.items():
-                if key not in known and key not in cls.model_fields:
-                    parts = value if isinstance(value, list) else [value]
-                    is_table = any(isinstance(part, dict) for part in parts)
-                    raise ValueError(suggest("table" if is_table else "key", key, known))
-        return given
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class Machine(_Table):
@@ -138,14 +125,6 @@ def parse_known_run(text: str) -> Run:
         )
         raise UsageError(f"{text}: {hint} `assay devices` lists those of each vendor")
     return run
-
-
-def suggest(what: str, name: str, known: Iterable[str]) -> str:
-    """Describe an unknown name, with the nearest known one or all of them."""
-    names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.6)
-    rest = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(names)}"
-    return f"unknown {what} {name!r}; {rest}"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from assay.ci.configuration import TIERS, Configuration, Step, list_steps, suggest
-from assay.errors import assay_command
+from assay.ci.configuration import TIERS, Configuration, Step, list_steps
+from assay.errors import assay_command, suggest
 from assay.files import read_json_object
 from assay.foreign_text import one_line
 

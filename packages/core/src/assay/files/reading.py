@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.foreign_text import shorten
 
 # JSON takes up to ten times its size as Python objects: a file at the limit stays below 1 GB.
@@ -44,8 +44,6 @@ class UnreadableFileError(UsageError):
         """
         if isinstance(problem, OSError):
             problem = f"cannot be read: {problem.strerror or problem}"
-        elif isinstance(problem, ValidationError):
-            problem = describe_invalid(problem)
         place = f"{path}, line {line}" if line else f"{path}"
         return cls(f"{place}: {shorten(problem)}")
 
@@ -74,12 +72,20 @@ def describe_problem(message: str) -> str:
     return problem
 
 
-def describe_invalid(error: ValidationError) -> str:
-    """Describe the first field that violates the schema, and why."""
-    first = error.errors(include_url=False, include_context=False)[0]
+def describe_invalid(error: ValidationError, kind: type[BaseModel]) -> str:
+    """Describe the first field that violates the schema of `kind`, and why."""
+    errors = error.errors(include_url=False, include_context=False)
+    # A misspelled key also makes the right key missing, but the misspelling says more.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     problem = describe_problem(first["msg"])
     *parents, last = first["loc"] or ("",)
-    if last == "[key]":
+    if first["type"] == "extra_forbidden":
+        fields = _record_at(kind, parents).model_fields
+        entries = first["input"] if isinstance(first["input"], list) else [first["input"]]
+        what = "table" if any(isinstance(one, dict) for one in entries) else "key"
+        known = [field.alias or name for name, field in fields.items()]
+        problem = suggest(what, str(last), known)
+    elif last == "[key]":
         *parents, name = parents
         problem = f"the name {name!r}: {problem}"
     elif isinstance(last, int) and isinstance(first["input"], str | int | float):
@@ -88,6 +94,23 @@ def describe_invalid(error: ValidationError) -> str:
         parents.append(last)
     place = _describe_place(parents)
     return f"{place}: {problem}" if place else problem
+
+
+def _record_at(kind: type[BaseModel], place: Iterable[str | int]) -> type[BaseModel]:
+    """Return the kind of record at `place` in one of `kind`."""
+    for part in place:
+        for name, field in kind.model_fields.items():
+            if part in (name, field.alias):
+                kind = _record_in(field.annotation) or kind
+                break
+    return kind
+
+
+def _record_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the kind of record in a type, such as that of `list[Point] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_record_in, get_args(annotation))), None)
 
 
 def _describe_place(parts: Iterable[str | int]) -> str:
@@ -223,7 +246,7 @@ def validate_record(kind: type[_Model], value: object, path: Path | str) -> _Mod
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise UnreadableFileError.of(path, error) from None
+        raise UnreadableFileError.of(path, describe_invalid(error, kind)) from None
 
 
 def require_numbers(record: _Model, path: Path | str) -> _Model:
@@ -285,7 +308,7 @@ def parse_record(
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise UnreadableFileError.of(path, error, line) from None
+        raise UnreadableFileError.of(path, describe_invalid(error, kind), line) from None
 
 
 def _decoded(path: Path, data: bytes, line: int | None = None) -> str:

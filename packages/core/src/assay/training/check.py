@@ -132,7 +132,8 @@ def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> Train
     try:
         options = TrainOptions.model_validate(options.model_dump() | stated)
     except ValidationError as error:
-        raise UsageError(f"stated_plan of {check.trainer}: {describe_invalid(error)}") from error
+        problem = describe_invalid(error, TrainOptions)
+        raise UsageError(f"stated_plan of {check.trainer}: {problem}") from error
     return replace(check, options=options)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from assay.files import (
     UnreadableFileError,
@@ -190,3 +190,45 @@ def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match="it is a symbolic link"):
         refuse_link(tmp_path / "x")
     assert refuse_link(tmp_path / "z") == tmp_path / "z"
+
+
+class Shape(BaseModel, extra="forbid"):
+    points: dict[str, list[Point] | None]
+    line_width: int = Field(1, alias="line-width")
+
+
+class Point2(Point, extra="forbid"):
+    y: int
+
+
+class Drawing(BaseModel, extra="forbid"):
+    shapes: list[Shape] = []
+    corners: dict[str, list[Point2] | None] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"shape": []}', "unknown key 'shape'; did you mean shapes?"),
+        ('{"shape": [{}]}', "unknown table 'shape'; did you mean shapes?"),
+        ('{"zzz": 1}', "unknown key 'zzz'; known: shapes, corners"),
+        # The misspelling also leaves `points` out.
+        (
+            '{"shapes": [{"point": {}}]}',
+            "shapes, entry 1: unknown table 'point'; did you mean points?",
+        ),
+        (
+            '{"shapes": [{"points": {}, "linewidth": 2}]}',
+            "shapes, entry 1: unknown key 'linewidth'; did you mean line-width?",
+        ),
+        (
+            '{"corners": {"left": [{"x": 1, "y": 2, "yy": 3}]}}',
+            "corners.left, entry 1: unknown key 'yy'; did you mean y?",
+        ),
+    ],
+)
+def test_unknown_key_is_named_with_the_nearest_known_one(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text(text)
+    assert refusal(lambda path: read_record(Drawing, path), tmp_path / "x").endswith(problem)
