@@ -159,13 +159,20 @@ def ab(
         find_python,
         require_blocks,
     )
-    from assay_bench.performance.stored import compare_stored, find_stored, read_stored
+    from assay_bench.performance.stored import (
+        compare_stored,
+        find_stored,
+        read_sides,
+        refuse_other_run,
+    )
 
+    for path in environments:
+        refuse_other_run(path)
     if any(map(find_stored, environments)):
         one, other = map(read_stored, environments)
         folder = RunFolder.create("bench ab", output)
         stored = compare_stored(
-            (one, other),
+            read_sides(*environments),
             environments,
             suites=choose_suites(suite or []),
             margin=margin,

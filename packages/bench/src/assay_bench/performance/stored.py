@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from assay.errors import UsageError
-from assay.files import read_sealed, write_whole
+from assay.files import file_digest, read_json_object, read_sealed, write_whole
 from assay.runs import provenance
+from assay.runs.folders import MARK
 from assay_bench.performance.records import RESULT_FILE, PerformanceResult, SuiteResult
 from assay_bench.performance.running import (
     COMPARISON_FILE,
@@ -30,8 +31,48 @@ def find_stored(path: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(path.glob(f"*/{RESULT_FILE}"))
 
 
-def read_stored(path: Path) -> list[PerformanceResult]:
-    """Read the runs of one side in the order of their dates. Raises: UsageError if they measured different things."""
+# The commands that read the folders of others; `report` reads any verdict.
+_READERS = {"bench run": "bench compare", "capture": "inspect"}
+
+
+def refuse_other_run(path: Path) -> None:
+    """Raise UsageError for a folder, or a folder of folders, that another command than `perf` wrote."""
+    marks = [path / MARK, *sorted(path.glob(f"*/{MARK}"))]
+    mark = next((one for one in marks if one.is_file()), None)
+    if mark is None or find_stored(path):
+        return
+    command = str(read_json_object(mark).get("run"))
+    if command == "bench perf":
+        raise UsageError(
+            f"{mark.parent} holds an unfinished run of `assay bench perf`: measure again"
+        )
+    raise UsageError(
+        f"{mark.parent} holds a run of `assay {command}`, which `assay {_READERS.get(command, 'report')}` reads;"
+        " `ab` compares environments, or folders of `assay bench perf`"
+    )
+
+
+def read_sides(
+    first: Path, second: Path
+) -> tuple[list[PerformanceResult], list[PerformanceResult]]:
+    """Read the runs of both sides, each in the order of their dates.
+
+    Raises: UsageError if the runs of a side measured different things, or a run is there twice.
+    """
+    if first.resolve() == second.resolve():
+        raise UsageError(f"{first} is both A and B: measure B with `assay bench perf`")
+    known: dict[str, Path] = {}
+    for file in (*find_stored(first), *find_stored(second)):
+        original = known.setdefault(file_digest(file), file)
+        if original is not file:
+            raise UsageError(
+                f"{file.parent} is a copy of {original.parent}, and an interval needs independent processes:"
+                " remove it, or measure again with `assay bench perf`"
+            )
+    return _read_side(first), _read_side(second)
+
+
+def _read_side(path: Path) -> list[PerformanceResult]:
     results = [read_sealed(PerformanceResult, file) for file in find_stored(path)]
     if not results:
         raise UsageError(f"{path} holds no {RESULT_FILE} of `assay bench perf`")

@@ -1,5 +1,6 @@
 """Comparing stored results of `assay bench perf`."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,19 +8,21 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import write_whole
+from assay.runs import RunFolder
 from assay_bench.performance.records import SUITES
 from assay_bench.performance.running import (
     COMPARISON_FILE,
     EnvironmentComparison,
     verdict_of,
 )
-from assay_bench.performance.stored import compare_stored, find_stored, read_stored
+from assay_bench.performance.stored import compare_stored, find_stored, read_sides, refuse_other_run
 from packages.bench.tests.unit.performance.sample_results import performance_result
 
 
 def write_runs(folder: Path, seconds: Sequence[float], **update: object) -> Path:
     for number, one in enumerate(seconds):
         result = performance_result(one, date=f"2026-01-0{number + 1}T00:00:00+00:00")
+        result.provenance["host"] = folder.name  # no two runs are equal
         (folder / str(number)).mkdir(parents=True)
         text = result.model_copy(update=update).to_json()
         write_whole(folder / str(number) / "performance.json", text)
@@ -29,7 +32,7 @@ def write_runs(folder: Path, seconds: Sequence[float], **update: object) -> Path
 def compared(
     tmp_path: Path, before: Path, after: Path, suites: Sequence[str] = tuple(SUITES)
 ) -> EnvironmentComparison:
-    sides = read_stored(before), read_stored(after)
+    sides = read_sides(before, after)
     return compare_stored(sides, (before, after), suites=suites, margin=0.05, folder=tmp_path)
 
 
@@ -101,5 +104,60 @@ def test_runs_of_one_side_must_be_alike(tmp_path: Path) -> None:
     changed = performance_result(1.0).model_copy(update={"versions": {"torch": "2.14.0"}})
     write_whole(folder / "1" / "performance.json", changed.to_json())
     with pytest.raises(UsageError, match="different versions: "):
-        read_stored(folder)
+        read_sides(folder, write_runs(tmp_path / "after", [1.0]))
     assert find_stored(tmp_path / "absent") == []
+
+
+def test_same_folder_as_both_sides_is_refused(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path / "before", [1.0] * 6)
+    with pytest.raises(UsageError, match=r"before is both A and B: measure B with `assay bench pe"):
+        read_sides(folder, folder / "0" / "..")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_copy_of_a_run_is_not_an_independent_process(side: str, tmp_path: Path) -> None:
+    before = write_runs(tmp_path / "before", [1.0] * 6)
+    after = write_runs(tmp_path / "after", [1.0] * 6)
+    shutil.copytree(before / "2", tmp_path / side / "copy")
+    with pytest.raises(UsageError) as refused:
+        read_sides(before, after)
+    assert str(refused.value) == (
+        f"{tmp_path / side / 'copy'} is a copy of {before / '2'}, and an interval needs independent processes:"
+        " remove it, or measure again with `assay bench perf`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "reader"),
+    [
+        ("bench run", "bench compare"),
+        ("bench tune", "report"),
+        ("check generate", "report"),
+        ("capture", "inspect"),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "1"])
+def test_folder_of_another_command_names_the_command_that_reads_it(
+    command: str, reader: str, place: str, tmp_path: Path
+) -> None:
+    RunFolder.create(command, tmp_path / "run" / place)
+    with pytest.raises(UsageError) as refused:
+        refuse_other_run(tmp_path / "run")
+    assert str(refused.value) == (
+        f"{tmp_path / 'run' / place} holds a run of `assay {command}`, which `assay {reader}` reads;"
+        " `ab` compares environments, or folders of `assay bench perf`"
+    )
+
+
+def test_unfinished_measurement_is_named(tmp_path: Path) -> None:
+    RunFolder.create("bench perf", tmp_path / "run")
+    with pytest.raises(UsageError, match="run holds an unfinished run of `assay bench perf`: meas"):
+        refuse_other_run(tmp_path / "run")
+
+
+def test_folders_of_perf_and_environments_are_not_refused(tmp_path: Path) -> None:
+    folder = write_runs(tmp_path / "before", [1.0])
+    RunFolder.create("bench run", folder / "other")
+    refuse_other_run(folder)
+    refuse_other_run(tmp_path / "absent")
+    assert find_stored(folder) == [folder / "0" / "performance.json"]
