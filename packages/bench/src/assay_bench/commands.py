@@ -169,7 +169,6 @@ def ab(
     for path in environments:
         refuse_other_run(path)
     if any(map(find_stored, environments)):
-        one, other = map(read_stored, environments)
         folder = RunFolder.create("bench ab", output)
         stored = compare_stored(
             read_sides(*environments),
@@ -273,7 +272,7 @@ def run(  # noqa: PLR0913 - one for each option
 
     An interrupted run continues with the same --output.
 
-    Exit code: 0 PASS (better than a guess), 1 FAIL (NaN, or no better than a guess), 2 usage or environment error,
+    Exit code: 0 PASS (better than a guess), 1 FAIL (NaN, or shown to be no better), 2 usage or environment error,
     3 NOT_COMPARED (underpowered: too few items to tell the model from a guess; or no task is judged).
     """
     from assay.cli.ending import finish
@@ -362,8 +361,8 @@ def tune(
 
     Example: assay bench tune micro --run cuda/float32
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the baseline has no
-    matching run.
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED (underpowered: too few held-out rows to
+    decide; or the baseline has no matching run).
     """
     from assay.cli.ending import finish
     from assay.runs import open_progress

@@ -27,7 +27,8 @@ from assay_bench.comparing import (
     differences,
 )
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import PERPLEXITY, UNDERPOWERED, Evaluation, TaskResult, judge_scores
+from assay_bench.results import PERPLEXITY, Evaluation, TaskResult, judge_scores
+from assay_bench.underpowered import TOO_FEW_ITEMS
 
 SCHEMA = 1
 
@@ -117,7 +118,7 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
     worse = compare(before, now, terms)
     if worse.judged is not Outcome.PASS:
         failing = [
-            f"{part.name}: {UNDERPOWERED if part.is_underpowered else part.judged}"
+            f"{part.name}: {TOO_FEW_ITEMS if part.is_underpowered else part.judged}"
             for part in worse.parts
             if part.judged is not Outcome.PASS
         ]
@@ -256,7 +257,7 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
 
 def _headline(comparison: EvaluationComparison) -> str | None:
     if comparison.is_underpowered:
-        return f"{UNDERPOWERED}."
+        return f"{TOO_FEW_ITEMS}."
     if comparison.judged is not Outcome.PASS:
         return None
     num_items = sum(_num_compared(task) for task in comparison.tasks)

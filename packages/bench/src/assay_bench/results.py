@@ -6,14 +6,14 @@ the context: no weights without use of the context are better.
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, norm
 
 from assay.judge.levels import (
     Cause,
@@ -28,12 +28,12 @@ from assay.judge.levels import (
 from assay.judge.wording import format_count
 from assay.verdicts import Number, Outcome, Verdict
 from assay_bench.paired_statistics import Differences, p_worse
+from assay_bench.underpowered import TOO_FEW_ITEMS, undecided_levels, underpowered
 
 LOG_PROBABILITY = "log-probability"
 # The log-likelihood per byte that all perplexities of lm-eval depend on.
 PERPLEXITY = "perplexity"
 PERPLEXITIES = (PERPLEXITY, "word_perplexity", "byte_perplexity", "bits_per_byte")
-UNDERPOWERED = "underpowered: too few items to decide"
 
 # Baselines are published: they hold hashes of the texts, not the texts.
 _Text = Annotated[str, Field(exclude=True)]
@@ -219,7 +219,7 @@ def _mean(values: list[float]) -> float | None:
 
 # Chance that a guess passes.
 SIGNIFICANCE = 0.01
-# Tasks with too few items to detect this advantage over a guess, with this power, do not fail.
+# A model fails if this advantage over a guess is excluded, and is told from a guess with this power.
 _ADVANTAGE, _POWER = 0.2, 0.8
 # Log probability of a byte by a guess that knows nothing.
 _UNIFORM = -math.log(256)
@@ -269,9 +269,8 @@ def _headline(results: dict[str, LevelResult]) -> str:
             words = f"Better than a guess: {', '.join(names)}"
         case Outcome.FAIL:
             words = f"Failed: {', '.join(names)}"
-        # Only a task with too few items has items and is not compared.
-        case _ if names and all(levels[name].compared for name in names):
-            words = f"{UNDERPOWERED} {', '.join(names)}"
+        case _ if undecided := undecided_levels(results):
+            words = f"{TOO_FEW_ITEMS} {', '.join(undecided)}"
         case _:
             words = f"Not compared: {', '.join(names)}" if names else "No task was judged"
     if unjudged and names:
@@ -316,15 +315,26 @@ def _level(task: TaskResult) -> LevelResult:
 
 
 def _judge_choice(task: TaskResult, chance: float) -> LevelResult:
-    """Judge the choice among options: exact binomial test."""
+    """Judge the choice among options by exact binomial tests: better than a guess, or not by the advantage."""
     num_items, p = len(task.items), _p_of_right(task, chance)
     if p < SIGNIFICANCE:
         return passed(num_items, reason=_in_words("better than a guess", p, task))
-    needed = items_to_tell_from_guess(chance)
-    if num_items >= needed:
-        return failed(num_items, _in_words("no better than a guess", p, task))
-    few = f"underpowered: {needed} items needed to tell it from a guess"
-    return not_compared(_in_words(few, p, task), num_items)
+    better = min(chance + _ADVANTAGE, (1 + chance) / 2)
+    advantage = f"{100 * (better - chance):.3g} points"
+    num_right = sum(item.right is True for item in task.items)
+    p_better = float(binom.cdf(num_right, num_items, better))
+    if p_better < SIGNIFICANCE:
+        excluded = f"no better than a guess: an advantage of {advantage} is excluded"
+        return failed(num_items, _in_words(excluded, p_better, task))
+    share = num_right / num_items
+    needed = max(num_items + 1, min(_items_to_tell(share, known) for known in (chance, better)))
+    would = f"about {needed:,} would"
+    if task.num_documents is not None and needed > task.num_documents:
+        would += f", but the task has only {task.num_documents:,} documents: add documents"
+    else:
+        would += f" (--limit {needed})"
+    nothing = f"{num_items:,} items neither show an advantage over a guess nor exclude one of {advantage}; {would}"
+    return underpowered(_in_words(nothing, p, task), num_items)
 
 
 def _judge_text(task: TaskResult) -> LevelResult:
@@ -374,18 +384,14 @@ def _in_words(conclusion: str, p: float, task: TaskResult) -> str:
     return f"{conclusion} (p = {p:.2g}{limit}): {score_in_words(task)}"
 
 
-@cache
-def items_to_tell_from_guess(chance: float) -> int:
-    """Return how many items tell a model that is 20 points better than `chance` from a guess.
+def _items_to_tell(share: float, known: float) -> float:
+    """Return how many items tell a model with this share of right answers from a known share, with the power.
 
-    This is the first number with a power of 0.8. The power of the exact test has steps: a larger number
-    can have slightly less.
+    Source: Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, 2.4 (normal approximation).
     """
-    better = min(chance + _ADVANTAGE, (1 + chance) / 2)
-    count = 1
-    while True:
-        # A guess reaches this many right answers with a probability below SIGNIFICANCE.
-        threshold = int(binom.isf(SIGNIFICANCE, count, chance)) + 1
-        if binom.sf(threshold - 1, count, better) >= _POWER:
-            return count
-        count += 1
+    if share == known:
+        return math.inf
+    deviations = (math.sqrt(one * (1 - one)) for one in (known, share))
+    quantiles = norm.isf(SIGNIFICANCE), norm.isf(1 - _POWER)
+    distance = math.fsum(map(operator.mul, quantiles, deviations)) / (share - known)
+    return math.ceil(distance**2)

@@ -8,10 +8,11 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, overall_outcome
 from assay_bench.comparison_files import compare_folders
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import UNDERPOWERED, judge_scores
+from assay_bench.results import judge_scores
 from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
 from assay_bench.tuning.records import MODEL_FOLDER, read_recipe, tuning_folder
 from assay_bench.tuning.running import open_folder, run_tunings
+from assay_bench.underpowered import TOO_FEW_ITEMS
 
 _BASELINES = Path(__file__).parent / "shipped"
 
@@ -47,7 +48,7 @@ def _compare_with_baseline(
 ) -> Outcome:
     """Ask the model that was tuned in one way the questions of its baseline.
 
-    Returns: FAIL also for answers that do not pass by themselves, such as those of a guess.
+    Returns: the worse outcome of the answers by themselves, and of their comparison with the baseline.
     """
     asked = RunFolder.create("bench run", folder / way / "asked").path.resolve()
     questions = read_suite("offline")
@@ -58,6 +59,6 @@ def _compare_with_baseline(
     baseline = _BASELINES / f"micro-llama-{way}.json"
     comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
     CheckedVerdict.publish(compared)
-    words = UNDERPOWERED if comparison.is_underpowered else comparison.judged
+    words = TOO_FEW_ITEMS if comparison.is_underpowered else comparison.judged
     progress.note(f"{way}: {words}; {compared / 'comparison.md'}")
-    return comparison.judged if alone.verdict is Outcome.PASS else Outcome.FAIL
+    return overall_outcome([alone.verdict, comparison.judged])

@@ -2,10 +2,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from scipy.stats import binom
 
 from assay.verdicts import Outcome
-from assay_bench.results import Score, TaskResult, items_to_tell_from_guess, judge_scores
+from assay_bench.results import Score, TaskResult, judge_scores
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 
@@ -78,27 +77,45 @@ def test_clusters_of_text_are_one_sign_each() -> None:
     assert judge_scores(evaluation(replace(side, items=items))).levels["text"].verdict is None
 
 
-def test_few_items_are_underpowered() -> None:
-    # Three of four right have p = 0.051 under a guess of a quarter.
-    verdict = judge_scores(evaluation(task(answered(3, 4).items, chance=0.25)))
+@pytest.mark.parametrize(
+    ("num_right", "num_items", "reason"),
+    [
+        # Three of four right have p = 0.051 under a guess of a quarter. A model that answers three quarters right
+        # is told from it by ((2.326 * 0.433 + 0.842 * 0.433) / 0.5)**2 = 7.5 items.
+        (3, 4, "about 8 would (--limit 8) (p = 0.051, must be below 0.01): acc 75.0% (a guess: 25.0%), 4 items"),
+        # A guess, told from 45 %: ((2.326 * 0.497 + 0.842 * 0.433) / 0.2)**2 = 57.9.
+        (5, 20, "about 58 would (--limit 58) (p = 0.59,"),
+        # 35 %, told from 25 %: ((2.326 * 0.433 + 0.842 * 0.477) / 0.1)**2 = 198.8.
+        (35, 100, "about 199 would (--limit 199) (p = 0.016,"),
+    ],
+)  # fmt: skip
+def test_choice_that_shows_nothing_is_underpowered(
+    num_right: int, num_items: int, reason: str
+) -> None:
+    side = task(answered(num_right, num_items).items, chance=0.25)
+    verdict = judge_scores(evaluation(side))
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
-    reason = str(verdict.levels["sums"].reason)
-    assert reason == (
-        "underpowered: 58 items needed to tell it from a guess (p = 0.051, must be below 0.01):"
-        " acc 75.0% (a guess: 25.0%), 4 items"
+    told = str(verdict.levels["sums"].reason)
+    expected = (
+        f"underpowered: {num_items} items neither show an advantage over a guess nor exclude one of 20 points;"
+        f" {reason}"
     )
+    assert told.startswith(expected)
     assert verdict.headline == "underpowered: too few items to decide sums."
-    assert judge_scores(evaluation(task(answered(4, 4).items, chance=0.25))).passed
+    small = judge_scores(evaluation(replace(side, num_documents=num_items)))
+    assert f", but the task has only {num_items} documents: add documents (p" in str(
+        small.levels["sums"].reason
+    )
 
 
-def test_needed_items_detect_20_points_with_power_0_8() -> None:
-    # The normal approximation gives 51 for a quarter. The exact test needs more.
-    assert 50 < items_to_tell_from_guess(0.25) < 70
-    for chance in (0.1, 0.25, 0.5):
-        needed = items_to_tell_from_guess(chance)
-        right = int(binom.isf(0.01, needed, chance)) + 1
-        assert binom.sf(right - 1, needed, chance) < 0.01
-        assert binom.sf(right - 1, needed, chance + 0.2) >= 0.8
+def test_excluded_advantage_over_a_guess_fails() -> None:
+    # P(X <= 33) = 0.0098 if 45 % of 100 were right, and P(X <= 34) = 0.0158.
+    verdict = judge_scores(evaluation(task(answered(33, 100).items, chance=0.25)))
+    assert str(verdict.levels["sums"].reason).startswith(
+        "no better than a guess: an advantage of 20 points is excluded (p = 0.0098): acc 33.0%"
+    )
+    undecided = judge_scores(evaluation(task(answered(34, 100).items, chance=0.25)))
+    assert undecided.verdict is Outcome.NOT_COMPARED
 
 
 def test_infinite_likelihood_fails() -> None:

@@ -41,6 +41,7 @@ from assay_bench.performance.records import (
     machine_kind,
     require_suites,
 )
+from assay_bench.underpowered import UNDERPOWERED, undecided_levels
 
 # The first start can read torch's metadata from a cold disk.
 _PROBE_SECONDS = 120
@@ -360,10 +361,12 @@ def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> Perfo
                 while process.waiting_for == suite:
                     process.run_round()
                     task.advance()
-    for name, reason in process.skipped.items():
-        progress.note(f"{name}: skipped: {reason}")
+    for reason in dict.fromkeys(process.skipped.values()):
+        names = [name for name, one in process.skipped.items() if one == reason]
+        progress.note(f"{', '.join(names)}: skipped: {reason}")
     if not process.results:
-        raise MachineError(f"no suite can run here: {'; '.join(process.skipped.values())}")
+        reasons = "; ".join(dict.fromkeys(process.skipped.values()))
+        raise MachineError(f"no suite can run here: {reasons}")
     origin = provenance()
     result = PerformanceResult(
         machine=machine_kind(process.device, origin["num_cpus"]),
@@ -548,8 +551,8 @@ def performance_table(result: PerformanceResult) -> Table:
     table = new_table(*headings, wraps=False)
     for suite in result.suites:
         table.add_row(suite.suite, *_cells(suite))
-    for name, reason in result.skipped.items():
-        table.add_row(name, f"skipped: {reason}")
+    for name in result.skipped:
+        table.add_row(name, "skipped")
     return table
 
 
@@ -561,8 +564,9 @@ def comparison_table(result: EnvironmentComparison) -> Table:
         interval = "" if suite.lower is None else f"{suite.lower:.3f} to {suite.upper:.3f}"
         controls = [] if suite.control_ratio is None else [f"{suite.control_ratio:.3f}"]
         table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, *controls, suite.speed)
-    for name, reason in {**result.not_compared, **result.skipped}.items():
-        table.add_row(name, "", "", *[""] * len(control), reason)
+    others = dict.fromkeys(result.not_compared, "not compared")
+    for name, word in (others | dict.fromkeys(result.skipped, "not run")).items():
+        table.add_row(name, "", "", *[""] * len(control), word)
     return table
 
 
@@ -608,6 +612,8 @@ def _headline(result: EnvironmentComparison, levels: Mapping[str, LevelResult]) 
     limit = 1 + result.margin
     if slower := [suite.suite for suite in result.suites if suite.speed == "slower"]:
         return f"B takes more than {limit:g} times as long as A in {', '.join(slower)}."
+    if undecided := undecided_levels(levels):
+        return f"{UNDERPOWERED}: the intervals are too wide to decide {', '.join(undecided)}."
     if outcome_of_levels({name: one.level for name, one in levels.items()}) is Outcome.PASS:
         return f"Every suite of B takes less than {limit:g} times as long as in A."
     return None
@@ -624,12 +630,13 @@ def _reason(suite: SuiteComparison, result: EnvironmentComparison) -> str | None
     interval = f"{CONFIDENCE:.0%} interval {suite.lower:.3f} to {suite.upper:.3f}"
     if suite.speed != "underpowered":
         return f"{interval} is above {limit:g}" if suite.speed == "slower" else None
-    instead = (
-        f"--blocks {4 * num_blocks} halves it, and an idle machine can narrow it further"
-        if result.took_turns
-        else "add runs of both sides"
+    more = (
+        f"--blocks {4 * num_blocks}" if result.took_turns else f"{4 * num_blocks} runs of each side"
     )
-    return f"underpowered: {interval} contains the limit of {limit:g}; {instead}"
+    return (
+        f"underpowered: {interval} contains the limit of {limit:g};"
+        f" {more} halve it, and an idle machine can narrow it further"
+    )
 
 
 def _cells(suite: SuiteResult) -> list[str]:

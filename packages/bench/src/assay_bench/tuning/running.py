@@ -12,11 +12,13 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
+from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from assay.devices.detection import require_run
@@ -60,9 +62,12 @@ from assay_bench.tuning.records import (
     read_tunings,
     tuning_folder,
 )
+from assay_bench.underpowered import UNDERPOWERED, undecided_levels, underpowered
 
 # Chance that a model passes that learned nothing, or whose held-out loss rises by the margin.
 SIGNIFICANCE = 0.01
+# Chance that the reported number of rows decides, as for scores (assay_bench.results).
+_POWER = 0.8
 
 # Share of healthy runs that leave the band, as for scores (assay_bench.results).
 FALSE_ALARMS = 0.01
@@ -88,8 +93,10 @@ def judge_tunings(
         if baseline is not None:
             levels[f"{title}: losses"] = judge_by_baseline(tuning, baseline)
     has_non_finite = any(not math.isfinite(loss) for tuning in tunings for loss in tuning.curve)
-    not_compared = [
-        name for name, level in levels.items() if level.level.verdict is Outcome.NOT_COMPARED
+    unmatched = [
+        name
+        for name, one in levels.items()
+        if one.level.verdict is Outcome.NOT_COMPARED and not one.level.compared
     ]
     verdict = conclude(
         levels,
@@ -108,19 +115,21 @@ def judge_tunings(
         ],
         compared_unit="losses",
         headline=_headline(levels, has_baseline=baseline is not None),
-        unmatched=Unmatched(expected=not_compared),
+        unmatched=Unmatched(expected=unmatched),
     )
     return verdict, rows
 
 
 def _headline(levels: Mapping[str, LevelResult], *, has_baseline: bool) -> str | None:
+    if undecided := undecided_levels(levels):
+        return f"{UNDERPOWERED}: too few held-out rows to decide {', '.join(undecided)}."
     if outcome_of_levels({name: one.level for name, one in levels.items()}) is not Outcome.PASS:
         return None
     losses = ", and its losses are in the band of the baseline" if has_baseline else ""
     return f"Each tuned model learned its mixture and kept each source{losses}."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeldOutPart:
     """Losses of held-out rows, in nats per token."""
 
@@ -129,14 +138,30 @@ class HeldOutPart:
     margin: float
     """Largest acceptable rise."""
 
+    @cached_property
+    def changes(self) -> list[float]:
+        """Return the change of each row."""
+        return [now - was for was, now in zip(self.before, self.after, strict=True)]
+
     @property
-    def largest_rise(self) -> float:
-        """Return the upper bound of the mean change (Student's t); NaN if a loss is not finite."""
-        changes = [now - was for was, now in zip(self.before, self.after, strict=True)]
-        if not all(map(math.isfinite, changes)):
-            return math.nan
-        error = stdev(changes) / math.sqrt(len(changes))
-        return fmean(changes) + float(student_t.isf(SIGNIFICANCE, len(changes) - 1)) * error
+    def error(self) -> float:
+        """Return the standard error of the mean change."""
+        return stdev(self.changes) / math.sqrt(len(self.changes))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the lower and upper bound of the mean change, each one-sided (Student's t)."""
+        width = float(student_t.isf(SIGNIFICANCE, len(self.changes) - 1)) * self.error
+        return fmean(self.changes) - width, fmean(self.changes) + width
+
+    @property
+    def rows_needed(self) -> int:
+        """Return how many rows decide on which side of the margin this mean change is, 8 times of 10."""
+        deviation = self.error * math.sqrt(len(self.changes))
+        quantiles = float(norm.isf(SIGNIFICANCE) + norm.isf(1 - _POWER))
+        distance = abs(self.margin - fmean(self.changes)) or math.ulp(1.0)
+        needed = math.ceil((quantiles * deviation / distance) ** 2)
+        return max(needed, len(self.changes) + 1)
 
 
 def held_out_parts(record: TuningRecord) -> dict[str, HeldOutPart]:
@@ -155,19 +180,29 @@ def held_out_parts(record: TuningRecord) -> dict[str, HeldOutPart]:
 
 
 def judge_held_out(part: HeldOutPart, tuning: Tuning) -> LevelResult:
-    """Return PASS if a rise of the held-out loss by the margin is excluded."""
+    """Return PASS if a rise of the held-out loss by the margin is excluded, and FAIL if it is shown."""
     for one in tuning.losses:
         if not math.isfinite(one.loss):
             reason = f"the loss of step {one.step} is {one.loss}"
             return failed(one.step + 1, reason)
-    before, after = fmean(part.before), fmean(part.after)
-    reason = (
+    before, after, num_rows = fmean(part.before), fmean(part.after), len(part.before)
+    found = (
         f"held-out loss {before:.4f} before and {after:.4f} nats per token after {len(tuning.losses)} steps"
-        f" (perplexity {_perplexity(before)} -> {_perplexity(after)}): the change is at most"
-        f" {part.largest_rise:+.4f}, and must be below {part.margin:.4f}"
+        f" (perplexity {_perplexity(before)} -> {_perplexity(after)})"
     )
-    judge = passed if part.largest_rise < part.margin else failed
-    return judge(len(part.before), reason=reason)
+    if not all(map(math.isfinite, part.changes)):
+        return failed(num_rows, found)
+    low, high = part.bounds
+    limit = f"and must be below {part.margin:g}"
+    if high < part.margin:
+        return passed(num_rows, reason=f"{found}: the change is at most {high:+.4f}, {limit}")
+    if low >= part.margin:
+        return failed(num_rows, f"{found}: the change is at least {low:+.4f}, {limit}")
+    return underpowered(
+        f"{found}: the change is between {low:+.4f} and {high:+.4f}, {limit}; about {part.rows_needed:,} rows"
+        " would decide: set held_out_rows in the recipe",
+        num_rows,
+    )
 
 
 def _perplexity(loss: float) -> str:

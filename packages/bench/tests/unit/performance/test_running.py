@@ -6,11 +6,13 @@ Intervals are computed by hand. n blocks have n (n + 1) / 2 averages of two, inc
 import math
 import random
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
+from assay.output.console import open_console
 from assay.runs import SilentProgress
 from assay_bench.performance import running
 from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SUITES, SuiteRequest, choose_suites
@@ -24,12 +26,14 @@ from assay_bench.performance.running import (
     compare_blocks,
     compare_environments,
     compare_suite,
+    comparison_table,
     judge_speed,
+    performance_table,
     ratio_interval,
     turn_order,
     verdict_of,
 )
-from packages.bench.tests.unit.performance.sample_results import suite_result
+from packages.bench.tests.unit.performance.sample_results import performance_result, suite_result
 
 
 def blocks_of(pairs: list[tuple[float, float]]) -> list[Block]:
@@ -59,7 +63,12 @@ def test_contradicting_blocks_are_underpowered() -> None:
         (["not slower", "not slower"], {}, "PASS", "Every suite of B takes less than 1.05 times"),
         (["not slower", "slower", "underpowered"], {}, "FAIL", "B takes more than 1.05 times"),
         (["slower"], {"decode": "B"}, "FAIL", "B takes more than 1.05 times"),
-        (["not slower", "underpowered"], {}, "NOT_COMPARED", None),
+        (
+            ["not slower", "underpowered"],
+            {},
+            "NOT_COMPARED",
+            "underpowered: the intervals are too wide to decide prefill.",
+        ),
         (["not slower"], {"decode": "B"}, "NOT_COMPARED", None),
         (["underpowered"], {"decode": "B"}, "NOT_COMPARED", None),
         ([], {}, "NOT_COMPARED", None),
@@ -84,7 +93,7 @@ def test_pass_needs_every_suite_not_slower(
         reason = found.levels[suite.suite].reason or ""
         assert reason.startswith("underpowered: 95% interval 1.000 to 1.000") is undecided
         assert (
-            reason.endswith("--blocks 24 halves it, and an idle machine can narrow it further")
+            reason.endswith("--blocks 24 halve it, and an idle machine can narrow it further")
             is undecided
         )
     for name in not_compared:
@@ -285,3 +294,17 @@ def test_interval_has_its_nominal_coverage() -> None:
         covered += lower <= 1.1 <= upper
     # Exactly 1 - 2 * 25/1024 = 95.1 %: of 200 between 91 % and 98.5 % with probability 0.99.
     assert 0.91 <= covered / 200 <= 0.985
+
+
+def test_reasons_of_skipped_suites_do_not_widen_the_tables() -> None:
+    skipped = dict.fromkeys(["collectives", "decode"], "needs two devices " * 40)
+    measured = performance_result().model_copy(update={"skipped": skipped})
+    compared = EnvironmentComparison(
+        margin=0.05, suites=[comparison("slower", suite="prefill")], blocks=[], not_compared=skipped,
+        skipped=skipped, run="cpu/float32", model="micro:llama",
+    )  # fmt: skip
+    for table in (performance_table(measured), comparison_table(compared)):
+        text = StringIO()
+        open_console(text, width=200).print(table)
+        assert max(len(line.rstrip()) for line in text.getvalue().splitlines()) < 80
+        assert "collectives" in text.getvalue()

@@ -87,7 +87,7 @@ def test_labels_are_all_tokens_except_padding() -> None:
 
 
 def test_held_out_rows_come_from_the_held_out_part() -> None:
-    rows = held_out_rows(SMALL, recipe(), CODER, 5)
+    rows = held_out_rows(SMALL, recipe(held_out_rows=5), CODER)
     assert len(rows) == 5
     letters = {chr(id_) for row in rows for id_ in row["input_ids"].flatten().tolist()}
     assert letters <= set("ABCDEFGHIJ\n")
