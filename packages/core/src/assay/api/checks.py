@@ -129,13 +129,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
     arguments = dict(locals())
     from assay.generate.check import check_generate as run_check
     from assay.models.candidate_code import candidate_code
-    from assay.models.sources import resolve_model
+    from assay.models.sources import require_model
     from assay.runs import RunFolder
 
-    resolve_model(str(model))  # before devices are looked for
+    require_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     check = generate_check_of(arguments)
-    resolve_model(check.model)
+    require_model(check.model)
     in_memory = None
     if not isinstance(candidate_model, (str, Path)):
         in_memory = candidate_model
@@ -299,12 +299,12 @@ def check_train(  # noqa: PLR0913 - one for each option
     """
     arguments = dict(locals())
     from assay.models.candidate_code import candidate_code
-    from assay.models.sources import resolve_model
+    from assay.models.sources import require_model
     from assay.runs import RunFolder
     from assay.training.check import check_train as run_check
     from assay.training.overfit.check import check_overfit
 
-    resolve_model(str(model))  # before devices are looked for
+    require_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     check = train_check_of(arguments)
@@ -445,10 +445,10 @@ def check_load(
     """
     arguments = dict(locals())
     from assay.load import check_load as run_check
-    from assay.models.sources import resolve_model
+    from assay.models.sources import require_model
     from assay.runs import RunFolder
 
-    resolve_model(str(model))  # before devices are looked for
+    require_model(str(model))  # before devices are looked for
     time_allowed = seconds_of_timeout(timeout)
     folder = RunFolder.create("check load", output).path
     request = load_request_of(arguments)

@@ -69,6 +69,14 @@ def resolve_model(reference: str) -> ModelSource:
     return ModelSource(reference, "hub")
 
 
+def require_model(reference: str) -> ModelSource:
+    """Resolve a model, and fetch the configuration of one of the hub. Raises: UsageError, MachineError."""
+    source = resolve_model(reference)
+    if source.kind == "hub":
+        fetch_config(reference)
+    return source
+
+
 def _find_near_folder(name: str) -> str:
     """Find a folder of a model here that a misspelled name may mean; "" without one."""
     known = [file.parent.name for file in Path().glob("*/config.json")]

@@ -25,7 +25,6 @@ from assay.launch import (
     require_same_assay,
     world_of,
 )
-from assay.models.sources import resolve_model
 from assay.option_ranges import LARGEST_SEED, require_count
 from assay.runs import Progress, changed_packages, describe_packages, provenance
 from assay.runs.results import (
@@ -310,7 +309,6 @@ def check_consistency(check: TrainCheck) -> None:
             f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"
             " from dividing by zero: use --mixed-precision, which keeps weights and moments in float32"
         )
-    resolve_model(options.model)
 
 
 def _require_files(check: TrainCheck) -> None:

@@ -1,9 +1,12 @@
-"""Options of `assay check train` that exclude one another."""
+"""What the checks refuse before they start: a model that is absent, options that exclude one another."""
+
+from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from assay.api.checks import refuse_other_mode
-from assay.errors import UsageError
+from assay.api.checks import check_generate, check_load, check_train, refuse_other_mode
+from assay.errors import MachineError, UsageError
 
 OF_STEPS = ("--steps", "--resume-at")
 OF_OVERFIT = ("--overfit-steps", "--track")
@@ -37,3 +40,21 @@ def test_option_without_effect_is_refused(
 )
 def test_options_that_go_together_are_taken(given: dict[str, object], overfit: bool) -> None:
     check_mode(given, overfit=overfit)
+
+
+def test_absent_model_leaves_no_run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def find_nothing(*_: object) -> str:
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", find_nothing)
+    monkeypatch.chdir(tmp_path)
+
+    for name, error in (("micro:absent", UsageError), ("owner/absent", MachineError)):
+        with pytest.raises(error, match="absent"):
+            check_generate(name, reference="cpu/float32", candidate="cpu/float32")
+        with pytest.raises(error, match="absent"):
+            check_train(name, reference="cpu/float32", candidate="cpu/float32")
+        with pytest.raises(error, match="absent"):
+            check_load(name)
+
+    assert not [*tmp_path.iterdir()]

@@ -33,7 +33,6 @@ def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_fo
         ({"resume_at": 3}, {}, "--resume-at 3: .* after 1 to 2 of them"),
         ({"resume_at": 0}, {}, "--resume-at 0"),
         ({"micro_batches": 0}, {}, "--micro-batches=0: must"),
-        ({"model": "micro:absent"}, {}, "absent"),
         ({}, {"candidate": "absent/float32"}, "absent"),
         ({}, {"candidate": "cpu/int4"}, "int4"),
         ({}, {"candidate": "cpu/float16"}, "float16 has no eps of 1e-08.*use --mixed-precision"),
