@@ -293,10 +293,12 @@ def run(  # noqa: PLR0913 - one for each option
         parse_backend,
         parse_batch_size,
         read_suite,
+        require_known_tasks,
         run_command_line,
     )
 
     chosen = TaskSuite(tasks=task) if task else read_suite(suite)
+    require_known_tasks(chosen.tasks)
     if num_fewshot is not None:
         chosen = chosen.model_copy(update={"fewshot": num_fewshot})
     settings = Settings(

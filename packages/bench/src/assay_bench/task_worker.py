@@ -41,11 +41,13 @@ from assay_bench.run_tasks import (
     EvaluationRequest,
     load_task,
     make_task_error,
+    make_unknown_task_error,
     task_folder,
 )
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     from assay.devices.base import Device
 
@@ -59,7 +61,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
         import lm_eval
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        configs = load_tasks(options)
+        configs, manager = load_tasks(options)
     run = parse_run(options.run)
     device = open_run(run)
     with progress.step(f"loading {options.model} on {run}"):
@@ -86,12 +88,17 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
     with progress.task(f"evaluating {options.model}", len(options.suite.tasks), "tasks") as bar:
         for task in options.suite.tasks:
             with subtask(task):
-                _run_task(task, configs[task], options, language_model, device, facts)
+                _run_task(task, configs[task], manager, options, language_model, device, facts)
             bar.advance()
 
 
-def load_tasks(options: EvaluationRequest) -> dict[str, str | dict[str, Any]]:
-    """Return the configuration of every task. Raises: UsageError for one that lm-eval does not know."""
+def load_tasks(
+    options: EvaluationRequest,
+) -> tuple[dict[str, str | dict[str, Any]], "TaskManager"]:
+    """Return the configuration of every task, and lm-eval's index for them, which takes seconds to make.
+
+    Raises: UsageError for a task that lm-eval does not know.
+    """
     from lm_eval.tasks import TaskManager
 
     configs = {
@@ -99,18 +106,16 @@ def load_tasks(options: EvaluationRequest) -> dict[str, str | dict[str, Any]]:
         for task in options.suite.tasks
     }
     names = [task for task, config in configs.items() if isinstance(config, str)]
-    known = set(TaskManager().all_tasks) if names else set()
-    if unknown := [name for name in names if name not in known]:
-        raise make_task_error(
-            ", ".join(unknown),
-            "lm-eval does not know this name; `lm-eval ls tasks` lists all tasks",
-        )
-    return configs
+    manager = TaskManager(include_defaults=bool(names))
+    if unknown := [name for name in names if name not in manager.all_tasks]:
+        raise make_unknown_task_error(unknown[0], manager.all_tasks)
+    return configs, manager
 
 
 def _run_task(
     task: str,
     config: str | dict[str, Any],
+    manager: "TaskManager",
     options: EvaluationRequest,
     language_model: "HFLM",
     device: "Device",
@@ -129,6 +134,7 @@ def _run_task(
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
+                task_manager=manager,
                 num_fewshot=options.suite.fewshot,
                 limit=options.limit,
                 apply_chat_template=options.apply_chat_template,

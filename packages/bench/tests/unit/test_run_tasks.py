@@ -25,6 +25,7 @@ from assay_bench.run_tasks import (
     parse_backend,
     parse_batch_size,
     read_suite,
+    require_known_tasks,
     run_command_line,
     task_folder,
 )
@@ -328,3 +329,27 @@ def test_a_margin_of_the_whole_accuracy_is_refused(margin: float) -> None:
         "accuracy": 0.03,
         "log_probability": 3.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("helaswag", "did you mean hellaswag or "),
+        ("next-txt", "did you mean next-text"),
+        ("nosuchtask", "`lm-eval ls tasks` lists all"),
+        ("nosuch_*", "`lm-eval ls tasks` lists all"),
+    ],
+)
+def test_unknown_task_is_named_with_the_nearest_ones(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_known_tasks(["cloze", "own.yaml", "mmlu", name])
+    assert str(refused.value).startswith(f"task {name}: lm-eval does not know this name; {hint}")
+
+
+@pytest.mark.long
+def test_every_task_of_lm_eval_is_known() -> None:
+    from lm_eval.tasks import TaskManager
+
+    names = TaskManager().all_tasks
+    assert len(names) > 10_000
+    require_known_tasks([*names, "mmlu_*"])
