@@ -3,13 +3,16 @@
 import base64
 import hashlib
 import os
+import re
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, Template
+from markupsafe import Markup, escape
 
 from assay.files import DiskError, write_whole
+from assay.foreign_text import escape_controls
 from assay.judge import wording as phrases
 from assay.judge.explain import describe_resolution, over_limit
 from assay.judge.wording import format_number
@@ -116,7 +119,14 @@ def _environment() -> Environment:
     environment.globals["is_over_limit"] = is_over_limit
     environment.globals["over_limit"] = over_limit
     environment.filters["number"] = format_number
+    environment.filters["unbroken"] = _keep_numbers_whole
     return environment
+
+
+def _keep_numbers_whole(text: str) -> Markup:
+    """Return HTML whose lines do not end after the minus of an exponent."""
+    safe = str(escape(escape_controls(text)))
+    return Markup(re.sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', safe))  # noqa: S704
 
 
 def _render(template: str | Template, **context: object) -> str:
