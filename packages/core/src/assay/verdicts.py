@@ -94,6 +94,18 @@ class TokenPosition(Record):
     phase: Literal["prefill", "decode"]
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What goes on after a verdict: the purpose, and the command for it; "" for one without."""
+
+    purpose: str = ""
+    command: str = ""
+
+    def __str__(self) -> str:
+        """Return the purpose, and the command on a line of its own, to be copied."""
+        return ":\n  ".join(filter(None, (self.purpose, self.command)))
+
+
 class Suspect(Record):
     """A stage over its limit. Suspects are ranked by ratio / limit, worst first."""
 
@@ -226,8 +238,8 @@ class Verdict(Record):
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
     """The first sentence, if the default text about tensors of two runs does not fit."""
-    next_step: str | None = None
-    """The command or act that goes on, if `assay explain DIAGNOSIS` does not."""
+    next_steps: list[NextStep] = Field(default_factory=list)
+    """What goes on, if `assay explain DIAGNOSIS` does not."""
     files: dict[str, str] = Field(default_factory=dict)
     """Digests of the files of the run that belong to the verdict, by name."""
     coverage: Coverage | None = None

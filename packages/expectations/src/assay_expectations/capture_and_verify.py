@@ -15,7 +15,7 @@ from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
 from assay.runs.results import write_results
-from assay.verdicts import Verdict
+from assay.verdicts import NextStep, Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.judging import (
@@ -303,7 +303,8 @@ def diff_expectations(expected: str, actual: str, folder: Path) -> str:
     Returns: the change, as Markdown.
     """
     before, now = read_side(expected), read_side(actual)
-    verdict, rows, change = judge_pair(before, now)
+    old = expected if Path(expected).is_file() else "OLD"
+    verdict, rows, change = judge_pair(before, now, old)
     names = ["a pipe" if Path(side).is_fifo() else Path(side).name for side in (expected, actual)]
     shown = names if names[0] != names[1] else [expected, actual]
     sides = {
@@ -377,8 +378,11 @@ def find_files(paths: Sequence[Path], run: str = "RUN") -> list[Path]:
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         steps = [
-            ("To restore a deleted one", f"git checkout {shlex.quote(str(path))}"),
-            ("To capture one", assay_command("expect", "capture", "MODEL", run=run, output=path)),
+            NextStep("To restore a deleted one", f"git checkout {shlex.quote(str(path))}"),
+            NextStep(
+                "To capture one",
+                assay_command("expect", "capture", "MODEL", run=run, output=path),
+            ),
         ]
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder. {list_steps(*steps)}")
@@ -398,7 +402,10 @@ def _take_duplicates(expectations: dict[Path, Expectation]) -> dict[str, BrokenE
         first = known.setdefault(key, file)
         if first is not file:
             problem = f"it is for the same model, inputs and machine as {first}, which is verified"
-            delete = "delete one of the two, for example", f"git rm {shlex.quote(str(file))}"
+            delete = NextStep(
+                "delete one of the two, for example",
+                f"git rm {shlex.quote(str(file))}",
+            )
             found[str(file)] = BrokenExpectationError.explained(file, problem, delete)
             del expectations[file]
     return found

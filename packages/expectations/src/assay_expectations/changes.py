@@ -14,14 +14,13 @@ import numpy as np
 from assay.errors import assay_command
 from assay.foreign_text import escape_markdown, markdown_block
 from assay.judge.levels import Cause, find_worst, not_compared
-from assay.judge.wording import format_against, format_count, format_number
+from assay.judge.wording import describe_rounding, format_against, format_count, format_number
 from assay.models.config_files import can_move_outputs, list_changes, list_setting_changes
 from assay.statistics import MOST_ROUNDING
-from assay.verdicts import Diagnosis, Location, Measurement, Verdict
+from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Verdict
 from assay_expectations.explaining import (
     EXACT_ROUNDING,
     GrownLayer,
-    Step,
     check_command,
     describe_versions,
     exact_change,
@@ -44,7 +43,6 @@ from assay_expectations.records import (
     Signature,
     content_differences,
     has_same_inputs,
-    list_steps,
     machine_differences,
 )
 from assay_expectations.verdict import combine, level_of_signature
@@ -163,6 +161,8 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         exact = f"the exact outputs move by {format_number(size)}{first}"
         cause = _cause_of_move(expected, actual, config, content)
         answer = f"{cause}: {exact}" if cause else exact
+        if config or content:
+            answer += "; whether the model's code changed too is not known"
     return Change(
         kind=kind,
         judged=judged,
@@ -208,11 +208,12 @@ def _explain_same(
         is_small = find_worst(broken.values()).severity <= MOST_ROUNDING
         cause = "the run is less accurate"
         if packages:
-            cause = (
-                f"a library rounds differently ({packages})"
+            why = (
+                describe_rounding(packages)
                 if is_small
-                else f"{cause}, by more than another rounding explains ({packages})"
+                else f"by more than another rounding explains ({packages})"
             )
+            return f"{cause}: the exact outputs are the same; {why}"
     return f"{cause}: the exact outputs are the same" if cause else ""
 
 
@@ -290,9 +291,9 @@ def _restrict(signature: Signature, kept_ids: list[list[list[list[int]]]]) -> Si
 
 
 def judge_pair(
-    expected: Expectation, actual: Expectation
+    expected: Expectation, actual: Expectation, old: str = "OLD"
 ) -> tuple[Verdict, list[Measurement], Change]:
-    """Judge the capture `actual` by the limits of `expected`, and describe the change."""
+    """Judge the capture `actual` by the limits of `expected`, which `old` names, and describe the change."""
     change, level = find_change(expected, actual), "outputs"
     if change.judged is None or change.kind == "other":
         result = not_compared(change.summary)
@@ -313,42 +314,55 @@ def judge_pair(
         candidate={"run": actual.name},
         cause=cause,
         headline=change.headline,
-        next_step=_next_step(expected, actual, change),
+        next_steps=_next_steps(expected, actual, change, old),
     )
     return verdict, rows, change
 
 
-def _next_step(expected: Expectation, actual: Expectation, change: Change) -> str | None:
-    """Return what goes on after a change that is not noise."""
+def _next_steps(
+    expected: Expectation, actual: Expectation, change: Change, old: str
+) -> list[NextStep]:
+    """Return what goes on after a change that is not noise. old: file of `expected`."""
     if change.kind == "break":
-        steps = _steps_to_operation(expected, actual, change)
-        return list_steps(*steps) if steps else "keep NEW only if the change is intended"
+        if steps := _steps_to_operation(expected, actual, change):
+            return steps
+        verify = assay_command("expect", "verify", old, run=actual.provenance.run)
+        return [
+            NextStep("to see whether the model's code changed too, where NEW was captured", verify),
+            NextStep("keep NEW only if the change is intended"),
+        ]
     if change.kind != "other":
-        return None
+        return []
     then, now = expected.provenance.run, actual.provenance.run
     if expected.key.machine.dtype != actual.key.machine.dtype:
         capture = assay_command("expect", "capture", actual.model, run=then, output="NEW.json")
-        return list_steps(
-            (f"to judge {now} by a reference", check_command(actual.model, now)),
-            (f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
-        )
+        return [
+            NextStep(f"to judge {now} by a reference", check_command(actual.model, now)),
+            NextStep(f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
+        ]
     if change.judged is None:
-        return "capture both with the same prompts and settings, then diff them again"
-    return "keep NEW if the change is intended; otherwise restore the files of the model"
+        return [NextStep("capture both with the same prompts and settings, then diff them again")]
+    return [
+        NextStep("keep NEW if the change is intended; otherwise restore the files of the model")
+    ]
 
 
-def _steps_to_operation(expected: Expectation, actual: Expectation, change: Change) -> list[Step]:
+def _steps_to_operation(
+    expected: Expectation, actual: Expectation, change: Change
+) -> list[NextStep]:
     """Return the steps that find the operation; none if both sides of a check would read today's files."""
     if change.content or (change.config and change.moves_exact):
         return []
     find, model, now = "to find the operation", actual.model, actual.provenance.run
     if change.moves_exact:
         then = expected.provenance.run
-        return [(find, check_command(model, then, candidate_python="OLD_PYTHON"))]
+        return [NextStep(find, check_command(model, then, candidate_python="OLD_PYTHON"))]
     # A reference of NEW's environment shares its libraries: a check there can agree whatever the cause.
     by_old = check_command(model, now, candidate_python="NEW_PYTHON")
-    steps = [(f"{find}, in the environment of OLD", by_old)]
-    return steps if now == "cpu/float32" else [(find, check_command(model, now)), *steps]
+    steps = [NextStep(f"{find}, in the environment of OLD", by_old)]
+    if now == "cpu/float32":
+        return steps
+    return [NextStep(find, check_command(model, now)), *steps]
 
 
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
@@ -473,8 +487,9 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield from ("", "No module has a clearly larger error than before.")
     elif change.module is None:
         yield from ("", "One of the captures has no errors of modules.")
-    for purpose, command in _steps_to_operation(expected, actual, change):
-        yield from ("", f"{purpose[:1].upper()}{purpose[1:]}:", "", markdown_block(command))
+    for step in _steps_to_operation(expected, actual, change):
+        purpose = f"{step.purpose[:1].upper()}{step.purpose[1:]}:"
+        yield from ("", purpose, "", markdown_block(step.command))
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:

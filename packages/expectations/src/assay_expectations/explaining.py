@@ -1,22 +1,24 @@
 """Why a run is over a limit of its expectation: the model's files, its code, a library's rounding, or the run itself.
 
 The yardstick of this environment follows the recorded tokens. Where it gives other values than at the capture, the
-model's files or its code changed. Where it gives the same, a run that agrees with the host in the same dtype only
-rounds differently, if a version changed and the error is small. Imports no torch.
+model's files or its code changed: its code, if values changed that no changed weight can reach. Where it gives the
+same, and the run agrees with the host in the same dtype, another rounding explains a small error if a version
+changed. Imports no torch.
 """
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.errors import assay_command
 from assay.judge.levels import find_worst
-from assay.judge.wording import format_number
+from assay.judge.wording import describe_rounding, format_number
 from assay.models.config_files import can_move_outputs, list_changes
 from assay.statistics import MOST_ROUNDING
+from assay.verdicts import NextStep
 from assay_expectations.judging import (
     errors_of,
     is_within_limits,
@@ -33,7 +35,6 @@ from assay_expectations.records import (
     Reference,
     Seen,
     Signature,
-    list_steps,
     place_of,
     step_to_verify,
 )
@@ -54,28 +55,30 @@ class Explained:
     """The answer for one expectation."""
 
     answer: Answer
-    """files: of the model. code: of the model. rounding: of a library. run: the observed one. none: undecided."""
+    """files: of the model. code: of the model. rounding: explains it. run: the observed one. none: undecided."""
     sentence: str
-    next_step: str
+    next_steps: Sequence[NextStep]
     module: str | None = None
     """The first module with other results, in the order in which modules end."""
 
 
-# A purpose and its command.
-Step = tuple[str, str]
-
-
 def explain(
-    expectation: Expectation, seen: Seen, here: AllSeen, run: str, accept: Step
+    expectation: Expectation, seen: Seen, here: AllSeen, run: str, accept: NextStep
 ) -> Explained:
     """Explain an observation over a limit. accept: the step that makes it the expectation."""
     if seen.reference is None or seen.observed is None:
-        check = check_command(expectation.model, run, candidate_setup=here.setup)
-        return Explained("none", "", list_steps((_FIND, check)))
+        model = here.model or expectation.model
+        check = check_command(model, run, candidate_setup=here.setup)
+        return Explained("none", "", [NextStep(_FIND, check)])
     observed = seen.observed.distributions
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
+    if seen.changed_modules:
+        return explainer.explain_beside_weights()
     has_moved = explainer.moves(seen.reference.yardstick)
     return explainer.explain_moved() if has_moved else explainer.explain_same()
+
+
+_FIND = "to find the operation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class _Explainer:
     seen: Seen
     here: AllSeen
     run: str
-    accept: Step
+    accept: NextStep
     reference: Reference
     observed: Distributions
 
@@ -113,14 +116,37 @@ class _Explainer:
         module = next((one.place for one in grown), None)
         return module, "" if module is None else f", first in {module or '(model)'}"
 
-    def _check(self, **options: str) -> str:
-        return check_command(
-            self.expectation.model, self.run, candidate_setup=self.here.setup, **options
-        )
+    @property
+    def _settings(self) -> str:
+        return "; ".join(filter(can_move_outputs, self.seen.config))
 
-    def _list_steps(self, *first: Step) -> str:
+    @property
+    def _code(self) -> str:
+        packages = self._packages or "no version differs: the installed library was edited"
+        return f"the model's code changed ({packages})"
+
+    def _find_in_run(self, purpose: str = _FIND, **options: str) -> NextStep:
+        model = self.here.model or self.expectation.model
+        check = check_command(model, self.run, candidate_setup=self.here.setup, **options)
+        return NextStep(purpose, check)
+
+    def _find_in_code(self) -> NextStep:
+        model, then = self.here.model or self.expectation.model, self.expectation.provenance.run
+        python, purpose = "OLD_PYTHON", _FIND
+        if not self._packages:
+            python = "NEW_PYTHON"
+            purpose += f", install the versions of the capture into a new environment, whose Python is {python}"
+        return NextStep(purpose, check_command(model, then, candidate_python=python))
+
+    def _after_restoring(self, *steps: NextStep) -> list[NextStep]:
+        """List steps, before them the one that restores changed files."""
+        if not (self.seen.stale or self._settings):
+            return [*steps]
+        return [step_to_verify(self.seen.file, self.run, self.here), *steps]
+
+    def _list_steps(self, *first: NextStep) -> list[NextStep]:
         """List steps, and last the one that accepts the run, which a patched run never is."""
-        return list_steps(*first) if self.here.setup else list_steps(*first, self.accept)
+        return self._after_restoring(*first, *([] if self.here.setup else [self.accept]))
 
     def moves(self, yardstick: Distributions) -> bool:
         """Return True if a yardstick differs from the captured one by more than rounding."""
@@ -141,11 +167,7 @@ class _Explainer:
 
     def explain_moved(self) -> Explained:
         """Explain a run whose yardstick gives other values than at the capture."""
-        settings = "; ".join(filter(can_move_outputs, self.seen.config))
-        restored = self.reference.restored
-        packages = self._packages
-        code = packages or "no version differs: the installed library was edited"
-        code = f"the model's code changed ({code})"
+        settings, restored, code = self._settings, self.reference.restored, self._code
         module, moved = self._describe_move(self.reference)
         answer: Answer = "code"
         if not settings:
@@ -161,39 +183,57 @@ class _Explainer:
         grown, place = self._grown
         if not self._agrees:
             sentence += f"; besides, the run fails against a reference of this environment{place}"
-            return Explained(answer, sentence, list_steps((_FIND, self._check())), module)
+            return Explained(answer, sentence, self._after_restoring(self._find_in_run()), module)
         if self.reference.on_host is not None:
             sentence += "; the run agrees with a reference of this environment"
         if grown is not None:
             sentence += f"; besides, the run is less accurate than the captured one{place}"
-        restore = step_to_verify(self.seen.file, self.run)
-        then = self.expectation.provenance.run
-        find = (
-            (_FIND, check_command(self.expectation.model, then, candidate_python="OLD_PYTHON"))
-            if packages
-            else (
-                f"{_FIND}, install the versions of the capture into a new environment, whose Python is NEW_PYTHON",
-                check_command(self.expectation.model, then, candidate_python="NEW_PYTHON"),
-            )
-        )
-        steps = [restore] if settings else []
-        if answer == "code" or restored is None:
-            steps.append(find)
+        steps = [self._find_in_code()] if answer == "code" or restored is None else []
         return Explained(answer, sentence, self._list_steps(*steps), module)
+
+    def explain_beside_weights(self) -> Explained:
+        """Explain a run of other weights: what shows in values that the weights cannot reach, and in the run itself."""
+        exact = self.reference.restored if self._settings else self.reference
+        layers = {} if exact is None else exact.exact_layers
+        rounding = EXACT_ROUNDING[self.reference.yardstick_dtype]
+        reached = self.seen.changed_modules
+        module, size = first_changed(self.expectation.exact_layers, layers, rounding, reached)
+        answer: Answer = "code" if size else "none"
+        steps = [self._find_in_code()] if size else []
+        sentence = (
+            f"{self._code}: values that no changed weight reaches move, first in {module or '(model)'} by"
+            f" {format_number(size)}"
+            if size
+            else "whether the model's code changed too is not known with other weights"
+        )
+        if self._agrees:
+            return Explained(answer, sentence, self._list_steps(*steps), module)
+        grown, place = self._grown
+        wrong = f"the run itself is wrong{place}: it disagrees with {self._host}"
+        steps = self._after_restoring(*steps, self._find_in_run())
+        if size:
+            return Explained("code", f"{sentence}; besides, {wrong}", steps, module)
+        return Explained("run", f"{wrong}; {sentence}", steps, grown)
+
+    @property
+    def _host(self) -> str:
+        return "the host without the setup function" if self.here.setup else "the host"
 
     def explain_same(self) -> Explained:
         """Explain a run whose yardstick gives the captured values."""
         same, packages = "the exact outputs are those of the capture", self._packages
         grown, place = self._grown
         if not self._agrees:
-            host = "the host without the setup function" if self.here.setup else "the host"
-            sentence = f"the run itself is wrong{place}: {same}, and the run disagrees with {host}"
-            return Explained("run", sentence, list_steps((_FIND, self._check())), grown)
+            sentence = (
+                f"the run itself is wrong{place}: {same}, and the run disagrees with {self._host}"
+            )
+            return Explained("run", sentence, self._after_restoring(self._find_in_run()), grown)
         # A check here would share what changed with its reference, and pass.
-        find_by_old = (
+        find_by_old = self._find_in_run(
             f"{_FIND}, in a new environment with the versions of the capture, not this one",
-            self._check(candidate_python=sys.executable),
+            candidate_python=sys.executable,
         )
+        less = f"the run is less accurate than the captured one{place}"
         worst = find_worst(judge_by(self.expectation, self.observed).values())
         if not packages or worst.severity > MOST_ROUNDING:
             why = (
@@ -202,19 +242,15 @@ class _Explainer:
                 else "no version differs"
             )
             sentence = (
-                f"undecided: the run is less accurate than the captured one{place}, but {same}, and {why}."
-                " A library may have been edited, which a check here cannot see"
+                f"undecided: {less}, but {same}, and {why}. A library may have been edited, which a check here"
+                " cannot see"
             )
-            return Explained("none", sentence, list_steps(find_by_old), grown)
-        sentence = f"a library rounds differently ({packages}){place}: {same}"
-        if self.reference.on_host is None:  # nothing else here can judge it
-            return Explained("rounding", sentence, self._list_steps(find_by_old), grown)
-        sentence += ", and the run agrees with a reference of this environment"
-        advice = self._list_steps() or list_steps(find_by_old)
-        return Explained("rounding", sentence, advice, grown)
-
-
-_FIND = "to find the operation"
+            return Explained("none", sentence, [find_by_old], grown)
+        host = (
+            "" if self.reference.on_host is None else ", and the run agrees with a reference here"
+        )
+        sentence = f"{less}: {same}{host}; {describe_rounding(packages)}"
+        return Explained("rounding", sentence, self._list_steps(find_by_old), grown)
 
 
 def check_command(model: str, run: str, **options: object) -> str:
@@ -248,13 +284,21 @@ def exact_change(signature: Signature, yardstick: Distributions) -> float:
 
 
 def first_changed(
-    expected: Mapping[str, Sequence[float]], actual: Mapping[str, Sequence[float]], rounding: float
+    expected: Mapping[str, Sequence[float]],
+    actual: Mapping[str, Sequence[float]],
+    rounding: float,
+    changed: Collection[str] = (),
 ) -> tuple[str | None, float]:
     """Return the first module whose yardstick has other results, and their relative difference; or None and 0.
 
     A module that was called with other rows is left out: another library may compute fewer logits.
+    changed: modules that hold other weights. Only values before the first that these can change are compared.
     """
+    if not all(one in expected for one in changed):
+        return None, 0.0
     for module, (num_rows, *then) in expected.items():
+        if any(module == one or module.startswith(one and f"{one}.") for one in changed):
+            break
         rows_here, *now = actual.get(module, [math.nan])
         if rows_here == num_rows:
             size = math.dist(then, now) / max(math.hypot(*then), sys.float_info.min)

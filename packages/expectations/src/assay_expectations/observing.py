@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError, UsageError, name_some
 from assay.files import UnreadableFileError, read_json_object
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
@@ -45,6 +45,7 @@ from assay.models.config_files import (
 )
 from assay.models.load import choose_threads, yardstick_dtype
 from assay.models.sources import local_folder, resolve_model
+from assay.models.tensor_sources import find_sources
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay.watchdog import temporary_folder
@@ -175,6 +176,9 @@ def observe(
 ) -> Observed:
     """Run the model on the tokens of `signature`, while `watch` records its usage."""
     tokens, top_ids = _tokens_of(signature)
+    size = 0 if signature.outputs else side.loaded.vocab_size
+    if size and size <= (largest := max(int(ids.max()) for rows in top_ids for ids in rows)):
+        raise UsageError(f"the vocabulary has {size} ids, and the capture has id {largest}")
     with watched(side, watch) as tracer:
         given, outputs = run_rows(side, batches, tokens, tracer)
     if outputs != signature.outputs:
@@ -275,18 +279,57 @@ def open_candidate(
     loaded = _load(model, run.dtype, device, settings, None)
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     plan = _plan(loaded, settings, prompts)
-    unpadded = replace(
-        plan, batches=tuple(replace(batch, pad_token_id=0) for batch in plan.batches)
-    )
     content = Content(
         tokenizer_hash=loaded.tokenizer_hash,
-        prompts_hash=plan.content_hash,
-        unpadded_hash=unpadded.content_hash,
+        **_hashes_of(plan),
         settings=settings,
         weights={name: Weight.of(one) for name, one in sorted(loaded.stored_weights.items())},
     )
     key = Key(machine=machine_of(run, device), content=content)
     return Candidate(Side(loaded, device), plan, key)
+
+
+def _hashes_of(plan: InputPlan) -> dict[str, str]:
+    """Return the hashes of all inputs, with and without padding, by their fields in `Content`."""
+    batches = tuple(replace(batch, pad_token_id=0) for batch in plan.batches)
+    unpadded = replace(plan, batches=batches)
+    return {"prompts_hash": plan.content_hash, "unpadded_hash": unpadded.content_hash}
+
+
+def with_inputs(candidate: Candidate, inputs: Sequence[Sequence[int]]) -> Candidate:
+    """Return the candidate with the recorded built-in prompts, which another tokenizer changes. inputs: if recorded."""
+    plan = candidate.plan
+    if len(inputs) != len(plan.prompts):
+        return candidate
+    batches = [
+        replace(batch, rows=tuple(tuple(inputs[number]) for number in batch.prompts))
+        for batch in plan.batches
+    ]
+    plan = replace(plan, batches=tuple(batches))
+    content = candidate.key.content.model_copy(update=_hashes_of(plan))
+    key = candidate.key.model_copy(update={"content": content})
+    return replace(candidate, plan=plan, key=key)
+
+
+def _find_changed_weights(
+    candidate: Candidate, expected: Mapping[str, Weight]
+) -> tuple[list[str], list[str]]:
+    """Return the changed tensors of the checkpoint that the model does not read, and the modules that hold the others."""
+    model, actual = candidate.side.loaded.model, candidate.key.content.weights
+    names = [
+        name
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
+    ]
+    found = find_sources(model, dict.fromkeys(names, torch.empty(0)))
+    held = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    changed = {*found.unknown, *(source.name for source in found.sources)}
+    tensors = {id(held[name]) for name in changed if name in held}
+    modules = {name.rpartition(".")[0] for name, one in held.items() if id(one) in tensors}
+    return [name for name in found.unused if name in actual], sorted(modules)
 
 
 def _plan(
@@ -445,6 +488,9 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         prompts=[]
         if options.prompts is None
         else [list(prompt.ids) for prompt in candidate.plan.prompts],
+        inputs=[]
+        if options.prompts is not None
+        else [list(row) for batch in candidate.plan.batches for row in batch.rows],
         provenance=Provenance(
             run=options.run,
             product=device.product(),
@@ -476,6 +522,7 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
         versions=versions_of(device),
         cpu=provenance()["cpu"],
         setup=request.setup,
+        model=request.model,
         seen=seen,
     )
 
@@ -518,7 +565,11 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         return Seen(file=file, problem=str(error), config=config)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
     stale = content_differences(expected, candidate.key.content, (expectation.prompts, here))
-    seen = Seen(file=file, stale=stale, config=config)
+    unread, modules = _find_changed_weights(candidate, expected.weights)
+    if unread:
+        stale.append(f"the model does not read {name_some(unread)}")
+    seen = Seen(file=file, stale=stale, changed_modules=modules, config=config)
+    candidate = with_inputs(candidate, expectation.inputs)
     if stale and not has_same_inputs(expected, candidate.key.content):
         return seen
     if request.setup is not None:
@@ -532,7 +583,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     is_here = expectation.key.machine == machine_of(run, candidate.side.device)
     within = is_within_limits(judge_by(expectation, observed.distributions))
     sketches = None
-    if is_here and not within and not stale:
+    if is_here and not within:
         tokens, _ = _tokens_of(expectation.signature)
         calls = sketch_layers(candidate.side, batches, tokens)
         sketches = {name: [call.numpy() for call in of] for name, of in calls.items()}
@@ -550,6 +601,7 @@ def observe_references(request: ReferenceRequest, progress: Progress) -> list[Re
             model = request.model or find_model(expectation.model, Path(file))
             settings, prompts = expectation.key.content.settings, expectation.prompts or None
             candidate = open_candidate(model, run, settings, prompts)
+            candidate = with_inputs(candidate, expectation.inputs)
             is_own = not request.is_patched
             reference = _observe_reference(
                 model, candidate, expectation.signature, sketches, is_own=is_own

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from assay.errors import UsageError
+from assay.errors import UsageError, assay_command
 from assay.files import write_whole
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
 from assay_expectations.records import Expectation, Machine, Provenance
+from assay_expectations.verdict import SHIPPED
 
 # unseen: captured, but without a verdict.
 State = Literal["pass", "fail", "stale", "unseen", "missing"]
@@ -55,6 +56,8 @@ class Cell:
     """Date of the capture, as YYYY-MM-DDTHH:MM."""
     approved: str = ""
     """Who approved it, and why; "" if nobody did."""
+    approve: str = ""
+    """The command that approves it; "" for a shipped one."""
     age_days: int | None = None
     seen: Sighting | None = None
 
@@ -94,6 +97,14 @@ def collect_cells(
             file=file,
             captured=captured[:16],
             approved=_approved(expectation.provenance),
+            approve=""
+            if file.parent == SHIPPED
+            else assay_command(
+                *("expect", "capture", expectation.model),
+                run=expectation.provenance.run,
+                output=file,
+                approved_by="NAME",
+            ),
             age_days=_days_since(captured, now),
             seen=seen.get(expectation.hash),
         )

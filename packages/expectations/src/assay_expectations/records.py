@@ -34,7 +34,7 @@ from assay.judge.wording import format_count
 from assay.models.config_files import list_changes
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
-from assay.verdicts import Number, Record
+from assay.verdicts import NextStep, Number, Record
 
 # Of one batch, (B, N, K + 1). The last value of a token covers all other ids together.
 LogProbabilities = list[list[list[Number]]]
@@ -165,14 +165,9 @@ def _describe_prompts(expected: Prompts, actual: Prompts) -> str:
 
 
 def has_same_inputs(expected: Content, actual: Content) -> bool:
-    """Return True if at most the values and the dtypes of weights differ, so that both run the same tokens."""
-    shapes = [
-        sorted(tuple(one.shape) for one in content.weights.values())
-        for content in (expected, actual)
-    ]
-    return shapes[0] == shapes[1] and not content_differences(
-        expected, actual.model_copy(update={"weights": expected.weights})
-    )
+    """Return True if both run the same tokens: at most weights and tokenizers differ."""
+    same = {"weights": expected.weights, "tokenizer_hash": expected.tokenizer_hash}
+    return not content_differences(expected, actual.model_copy(update=same))
 
 
 def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
@@ -291,6 +286,8 @@ class Expectation(PublishedRecord):
     """Values of config.json and generation_config.json, by file and key."""
     prompts: list[list[int]] = Field(default_factory=list)
     """Token ids of the user's own prompts; empty for built-in ones."""
+    inputs: list[list[int]] = Field(default_factory=list)
+    """Token ids of the built-in prompts. With another tokenizer, they still run."""
     provenance: Provenance
     hash: str = ""
     """Hash of all fields except itself and `provenance`, which detects manual changes."""
@@ -321,7 +318,7 @@ class Expectation(PublishedRecord):
         content = self.key.content
         absent: dict[str, Any] = {
             name: True
-            for name in ("layers", "exact_layers", "config", "prompts")
+            for name in ("layers", "exact_layers", "config", "prompts", "inputs")
             if not getattr(self, name)
         }
         settings = {
@@ -388,15 +385,13 @@ class BrokenExpectationError(UnreadableFileError):
     """An expectation that cannot be used."""
 
     problem: str = ""
-    next_step: str = ""
-    """From `list_steps`."""
+    next_steps: Sequence[NextStep] = ()
 
     @classmethod
-    def explained(cls, path: Path | str, problem: str, *steps: tuple[str, str]) -> Self:
-        """Make the error of the file `path`. steps: those of `list_steps`."""
-        next_step = list_steps(*steps)
-        error = cls(f"{path}: {problem}. To go on, {next_step}")
-        error.problem, error.next_step = problem, next_step
+    def explained(cls, path: Path | str, problem: str, *steps: NextStep) -> Self:
+        """Make the error of the file `path`, with the steps that go on."""
+        error = cls(f"{path}: {problem}. To go on, {list_steps(*steps)}")
+        error.problem, error.next_steps = problem, steps
         return error
 
 
@@ -418,14 +413,16 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
     """
     if text.startswith(LFS_POINTER):
         problem = "it is a pointer of Git LFS, not the file itself"
-        raise BrokenExpectationError.explained(path, problem, ("fetch it", "git lfs pull"))
+        step = NextStep("fetch it", "git lfs pull")
+        raise BrokenExpectationError.explained(path, problem, step)
+    place = shlex.quote(str(path))
     if (conflict := re.search(r"^<{7} .*$", text, re.MULTILINE)) is not None:
         line = text.count("\n", 0, conflict.start()) + 1
         raise BrokenExpectationError.explained(
             path,
             f"it has a conflict marker of git in line {line}",
-            ("take one side, then verify it", f"git checkout --ours {shlex.quote(str(path))}"),
-            ("or the other side", f"git checkout --theirs {shlex.quote(str(path))}"),
+            NextStep("take one side, then verify it", f"git checkout --ours {place}"),
+            NextStep("or the other side", f"git checkout --theirs {place}"),
         )
     record: Any = None
     try:
@@ -438,26 +435,28 @@ def parse_expectation(text: str, path: Path | str, file: str = "") -> Expectatio
             raise BrokenExpectationError.explained(
                 path,
                 "it is not an expectation",
-                (
-                    "move it out of the folder of expectations",
-                    f"mv {shlex.quote(str(path))} .",
-                ),
+                NextStep("move it out of the folder of expectations", f"mv {place} ."),
             ) from None
         renewal = _renewal(record if isinstance(record, dict) else {}, file or path)
         is_old = isinstance(record, dict) and record.get("schema") != SCHEMA  # git has no newer one
         steps = [] if file or is_old else [_restore(path)]
         raise BrokenExpectationError.explained(
-            path, _without_path(error, path), *steps, ("capture it again", renewal)
+            path,
+            _without_path(error, path),
+            *steps,
+            NextStep("capture it again", renewal),
         ) from None
 
 
-def step_to_verify(file: str, run: str) -> tuple[str, str]:
+def step_to_verify(file: str, run: str, here: "AllSeen") -> NextStep:
     """Return the step after a change that is not intended."""
-    return "restore the model's files, then", assay_command("expect", "verify", file, run=run)
+    options = {"run": run, "model": here.model, "candidate_setup": here.setup}
+    verify = assay_command("expect", "verify", file, **options)
+    return NextStep("restore the model's files, then", verify)
 
 
-def _restore(path: Path | str) -> tuple[str, str]:
-    return "restore it", f"git checkout {shlex.quote(str(path))}"
+def _restore(path: Path | str) -> NextStep:
+    return NextStep("restore it", f"git checkout {shlex.quote(str(path))}")
 
 
 def _validate(record: object, path: Path | str) -> Expectation:
@@ -489,9 +488,9 @@ def _renewal(record: Mapping[str, Any], file: Path | str) -> str:
     )
 
 
-def list_steps(*steps: tuple[str, str]) -> str:
-    """Format the next steps: the purpose of each, and its command on a line of its own, to be copied."""
-    return "\n".join(f"{purpose}:\n  {command}" for purpose, command in steps)
+def list_steps(*steps: NextStep) -> str:
+    """Format the next steps for a message."""
+    return "\n".join(map(str, steps))
 
 
 def recapture_command(model: str, run: str, file: Path | str) -> str:
@@ -584,6 +583,8 @@ class Seen(Record):
     """Parts of the model that ran."""
     stale: list[str] = Field(default_factory=list)
     """Differences in content, which make the expectation stale."""
+    changed_modules: list[str] = Field(default_factory=list)
+    """Modules that hold other weights than at the capture."""
     config: list[str] = Field(default_factory=list)
     """Changes of config.json and generation_config.json."""
     sketches: Any = None
@@ -604,4 +605,6 @@ class AllSeen(Record):
     cpu: str | None = None
     setup: str | None = None
     """The setup function of the request."""
+    model: str | None = None
+    """The model of the request."""
     seen: list[Seen]

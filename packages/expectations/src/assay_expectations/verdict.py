@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,17 @@ from assay.judge.levels import (
 )
 from assay.judge.wording import describe_error, format_against, format_count, format_number
 from assay.models.config_files import can_move_outputs
-from assay.verdicts import Coverage, Diagnosis, Location, Measurement, Outcome, Unmatched, Verdict
-from assay_expectations.explaining import Step, describe_environment, explain
+from assay.verdicts import (
+    Coverage,
+    Diagnosis,
+    Location,
+    Measurement,
+    NextStep,
+    Outcome,
+    Unmatched,
+    Verdict,
+)
+from assay_expectations.explaining import Answer, Explained, describe_environment, explain
 from assay_expectations.judging import (
     Judged,
     describe_likeness,
@@ -47,7 +55,6 @@ from assay_expectations.records import (
     Machine,
     Observed,
     Seen,
-    list_steps,
     machine_differences,
     recapture_command,
     step_to_verify,
@@ -95,22 +102,22 @@ def judge_seen(
             coverages.append(judge_coverage(parts))
             _require_coverage(name, results[name], coverages[-1])
     results |= {
-        file: not_compared(error.problem, next=error.next_step)
+        file: not_compared(error.problem, next=error.next_steps)
         for file, error in (broken or {}).items()
     }
     others = _condense(elsewhere)
     if not results:
         advice = _advise_capture(expectations, here, run)
-        results[_NO_EXPECTATION] = not_compared("; ".join(others), next=advice)
+        results[_NO_EXPECTATION] = not_compared("; ".join(others), next=[advice])
         others = []
-    steps = _next_steps(results)
+    steps, others_steps = _next_steps(results)
     notes = [
         f"{name_some(names)}: changed since the capture: {one}" for one, names in changes.items()
     ]
     return combine(
         results,
-        [*notes, *others, *steps[1:]],
-        next_step=steps[0] if steps else None,
+        [*notes, *others, *others_steps],
+        next_steps=steps,
         model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
         candidate={"run": run},
@@ -128,20 +135,20 @@ def _names_of_judged(
     return sorted(judged or {one.model for one in expectations})
 
 
-def _next_steps(results: Mapping[str, LevelResult]) -> list[str]:
-    """List what goes on after each result that did not pass, failures first; all but the first are notes."""
-    steps = [
+def _next_steps(results: Mapping[str, LevelResult]) -> tuple[list[NextStep], list[str]]:
+    """Return the steps after the first result that did not pass, failures first, and a note for each other one."""
+    steps: list[tuple[bool, str, list[NextStep]]] = [
         (level.verdict is not Outcome.FAIL, name, step)
         for name, level in ((name, one.level) for name, one in results.items())
         if level.verdict is not Outcome.PASS and (step := (level.model_extra or {}).get("next"))
     ]
-    (_, _, first), *others = sorted(steps, key=lambda one: one[0]) or [(True, "", "")]
+    (_, _, first), *others = sorted(steps, key=lambda one: one[0]) or [(True, "", [])]
     notes = [
-        f"{name}: {' '.join(map(str.strip, step.splitlines()[:2]))}" for _, name, step in others
+        f"{name}: {' '.join(map(str.strip, str(step[0]).splitlines()))}" for _, name, step in others
     ]
     if (more := len(notes) - _MAX_NOTES) > 0:
         notes[_MAX_NOTES:] = [f"{more} more files have their next step in verdict.json"]
-    return [first, *notes] if first else []
+    return first, notes
 
 
 def _headline(results: Mapping[str, LevelResult]) -> str | None:
@@ -223,66 +230,69 @@ def _judge_one(
 ) -> LevelResult:
     facts: dict[str, Any] = {"expectation": expectation.hash}
     accept = _step_to_accept(seen.file, expectation, run)
+    restore = step_to_verify(seen.file, run, here)
     if seen.missing is not None:
-        other = assay_command("expect", "verify", seen.file, run=run, model="MODEL")
-        steps = [("restore the model, or use another folder", other)]
-        if (pull := "git lfs pull") in seen.missing:
-            steps = [("fetch the file", pull), ("or use another folder", other)]
-        return not_compared(seen.missing, next=list_steps(*steps))
+        pull = NextStep("fetch the file, then", "git lfs pull")
+        is_pointer = pull.command in seen.missing
+        steps = [pull if is_pointer else restore, NextStep("or name another folder with --model")]
+        return not_compared(seen.missing, next=steps)
+    reasons: list[str] = []
     if seen.stale:
-        facts["next"] = list_steps(step_to_verify(seen.file, run), accept)
-        return _judge_stale(name, expectation, seen, facts)
+        reasons = [f"stale, different content: {'; '.join([*seen.stale, *seen.config])}"]
+        facts |= {"stale": True, "summary": _STALE, "next": [restore, accept]}
     if seen.observed is None:
-        load = assay_command("check", "load", expectation.model, run=run)
+        if seen.stale:
+            return failed(0, "; ".join(filter(None, [*reasons, seen.problem])), "stale", **facts)
+        load = NextStep("", assay_command("check", "load", expectation.model, run=run))
         reason = "; ".join([*filter(can_move_outputs, seen.config), seen.problem or "no outputs"])
-        return failed(0, reason, **facts, next=load)
+        return failed(0, reason, **facts, next=[load])
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
     facts["since_capture"] = [one for one in changed if one]
+    cause = Cause("stale") if seen.stale else None
     if is_within_limits(judged):
-        return level_of_signature(name, expectation, judged, None, facts)
-    explained = explain(expectation, seen, here, run, accept)
-    reason = _describe_failure(judged, expectation, seen.observed)
-    facts |= {"drift": asdict(explained), "next": explained.next_step}
-    if explained.sentence:
-        reason = f"{explained.sentence}; {reason}"
-    result = level_of_signature(name, expectation, judged, reason, facts)
-    location = (
-        None if explained.module is None else Location(phase="forward", module=explained.module)
-    )
-    is_of_code = location is not None and explained.answer != "files"
-    diagnosis: Diagnosis | None = "module-error" if is_of_code else None
-    result.cause = Cause(diagnosis, location)
+        reasons += ["the outputs are within the limits"] if seen.stale else []
+    else:
+        explained = explain(expectation, seen, here, run, accept)
+        reasons += filter(None, [explained.sentence])
+        reasons.append(_describe_failure(judged, expectation, seen.observed))
+        facts |= {"drift": {"answer": explained.answer, "module": explained.module}}
+        facts["next"] = explained.next_steps
+        if (fault := _FAULTS.get(explained.answer)) and seen.stale:
+            facts["summary"] = f"{_STALE}; besides, {fault}"
+        if not seen.stale or (fault and explained.module is not None):
+            cause = _cause_of(explained)
+    result = level_of_signature(name, expectation, judged, "; ".join(reasons) or None, facts)
+    if seen.stale:
+        result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
+    result.cause = cause
     return result
 
 
-def _step_to_accept(file: str, expectation: Expectation, run: str) -> Step:
+_STALE = "is stale: its model or its inputs changed"
+# What the answer adds to a stale expectation.
+_FAULTS: Mapping[Answer, str] = {
+    "code": "the model's code changed",
+    "run": "the run itself is wrong",
+}
+
+
+def _cause_of(explained: Explained) -> Cause:
+    if explained.module is None:
+        return Cause(None)
+    is_of_code = explained.answer != "files"
+    diagnosis: Diagnosis | None = "module-error" if is_of_code else None
+    return Cause(diagnosis, Location(phase="forward", module=explained.module))
+
+
+def _step_to_accept(file: str, expectation: Expectation, run: str) -> NextStep:
     """Return the step that captures again. A shipped file is never replaced."""
     purpose, output = "if the change is intended", file
     if Path(file).resolve().parent == SHIPPED.resolve():
         output = _OWN_FOLDER
         purpose += f" (the shipped file belongs to assay: your own goes to {output}/)"
-    return purpose, recapture_command(expectation.model, run, output)
-
-
-def _judge_stale(
-    name: str, expectation: Expectation, seen: Seen, facts: dict[str, Any]
-) -> LevelResult:
-    """Fail an expectation of other content, with the size of the outputs' change if the model ran."""
-    reason = f"stale, different content: {'; '.join([*seen.stale, *seen.config])}"
-    facts |= {"stale": True, "summary": "is stale: its model or its inputs changed"}
-    if seen.observed is None:
-        result = failed(0, reason, "stale", **facts)
-    else:
-        judged = judge_by(expectation, seen.observed.distributions)
-        size = "the outputs are within the limits"
-        if not is_within_limits(judged):
-            size = _describe_failure(judged, expectation, seen.observed)
-        result = level_of_signature(name, expectation, judged, f"{reason}; {size}", facts)
-        result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
-    result.cause = Cause("stale")
-    return result
+    return NextStep(purpose, recapture_command(expectation.model, run, output))
 
 
 def level_of_signature(
@@ -337,13 +347,13 @@ def _without_dtype(machine: Machine) -> tuple[str, str]:
     return machine.vendor, machine.architecture
 
 
-def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> str:
+def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> NextStep:
     """Return the command that captures the models on this machine."""
     models = [*dict.fromkeys(one.model for one in expectations)]
     folder = Path(here.seen[0].file).parent
     output = _OWN_FOLDER if folder.resolve() == SHIPPED.resolve() else str(folder)
     names = models if len(models) <= _MAX_NOTES else ["MODEL"]
-    return assay_command("expect", "capture", *names, run=run, output=output)
+    return NextStep("", assay_command("expect", "capture", *names, run=run, output=output))
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:

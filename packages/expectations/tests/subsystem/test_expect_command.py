@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from assay.models import RECIPES
 from assay_expectations.records import read_expectation
@@ -140,12 +145,66 @@ def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_effect_of_an_unread_tensor_is_named(captured: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    file = model / "model.safetensors"
+    save_file({**load_file(file), "extra.weight": torch.ones(3, 3)}, file, {"format": "pt"})
+    code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
+    (level,) = verdict["levels"].values()
+    assert code == 1
+    assert level["reason"] == (
+        "stale, different content: new weights (1): extra.weight; the model does not read extra.weight; the"
+        " outputs are within the limits"
+    )
+
+
+def write_tokenizer(folder: Path, *first: str) -> None:
+    """Write a tokenizer of bytes whose ids begin with those of `first`."""
+    others = sorted({*ByteLevel.alphabet()} - {*first})
+    vocabulary = {symbol: number for number, symbol in enumerate([*first, *others])}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", ["tokenizer", "weights"])
+def test_a_fault_shows_beside_stale_content(tmp_path: Path, change: str) -> None:
+    model, setup = tmp_path / "model", tmp_path / "faults.py"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    write_tokenizer(model)
+    capture = ("capture", str(model), "--run", "cpu/float32", "--captures", "1")
+    assert assay(*capture, "--output", str(tmp_path / "e.json")).returncode == 0
+    setup.write_text(FAULTS)
+    if change == "tokenizer":
+        write_tokenizer(model, "e", "a")
+    else:
+        file = model / "model.safetensors"
+        tensors = load_file(file)
+        tensors["model.norm.weight"] *= 2
+        save_file(tensors, file, {"format": "pt"})
+    plain = verify(tmp_path / "plain", str(tmp_path / "e.json"))
+    both = verify(
+        tmp_path / "both", str(tmp_path / "e.json"), "--candidate-setup", f"{setup}:scale"
+    )
+    assert [(code, one["diagnosis"]) for code, one in (plain, both)] == [
+        (1, "stale"), (1, "module-error"),
+    ]  # fmt: skip
+    assert both[1]["location"]["module"] == "model.layers.1.mlp.down_proj"
+    assert both[1]["headline"] == (
+        "e is stale: its model or its inputs changed; besides, the run itself is wrong"
+    )
+
+
+@pytest.mark.long
 def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
     reason = verdict["levels"]["expectations"]["reason"]
     assert "is not verified here: it is of float32" in reason
-    assert verdict["next_step"].startswith("assay expect capture micro:llama --run cpu/bfloat16")
+    (step,) = verdict["next_steps"]
+    assert step["command"].startswith("assay expect capture micro:llama --run cpu/bfloat16")
 
 
 @pytest.mark.long

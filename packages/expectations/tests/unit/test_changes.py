@@ -6,7 +6,7 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_expectations.changes import change_as_markdown, common_part, find_change, judge_pair
-from assay_expectations.records import Distributions, Expectation, Key
+from assay_expectations.records import Distributions, Expectation, Key, list_steps
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
@@ -64,12 +64,19 @@ def test_token_that_moved_most_comes_first() -> None:
 
 
 def test_captures_of_different_content_are_not_compared() -> None:
-    content = CONTENT.model_copy(update={"tokenizer_hash": "t2"})
+    content = CONTENT.model_copy(update={"prompts_hash": "p2"})
     verdict, rows, change = judge_pair(
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
     assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
-    assert verdict.levels["outputs"].reason == "different tokenizer"
+    assert verdict.levels["outputs"].reason == "built-in prompts with other token ids or padding"
+
+
+def test_other_tokenizer_of_the_same_ids_states_the_size_of_the_change() -> None:
+    key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"tokenizer_hash": "t2"}))
+    verdict, _, change = judge_pair(EXPECTED, captured(NOISE, NOISE, key=key))
+    assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
+    assert change.summary.startswith("different tokenizer; the outputs move: relative error of the")
 
 
 MOVED = distributions([-1.5, -2.5], [-1.5, -2.5])
@@ -106,8 +113,15 @@ def test_changed_exact_outputs_are_changed_code() -> None:
 def test_changed_settings_are_named_before_code() -> None:
     before = EXPECTED.model_copy(update={"config": {"config.json: rms_norm_eps": 1e-6}})
     now = with_yardstick(MOVED).model_copy(update={"config": {"config.json: rms_norm_eps": 1e-5}})
-    answer = find_change(before, now).answer
-    assert answer == "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs move by 0.5"
+    verdict, _, change = judge_pair(before, now, "e.json")
+    assert change.answer == (
+        "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs move by 0.5; whether the model's code changed"
+        " too is not known"
+    )
+    assert list_steps(*verdict.next_steps) == (
+        "to see whether the model's code changed too, where NEW was captured:\n"
+        "  assay expect verify e.json --run acme/bfloat16\nkeep NEW only if the change is intended"
+    )
 
 
 def test_stored_dtype_is_noted_but_moves_nothing() -> None:
@@ -125,8 +139,8 @@ def test_changed_weights_are_compared_without_a_verdict() -> None:
     verdict, _, change = judge_pair(EXPECTED, with_yardstick(MOVED).model_copy(update={"key": key}))
     assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
     assert change.summary == (
-        "weights with different values (1 of 1): a.weight; the exact outputs move by 0.5; the outputs move:"
-        " relative error of the logits 0.5 is 50.0x the error of the older capture (limit 2.0x)"
+        "weights with different values (1 of 1): a.weight; the exact outputs move by 0.5; whether the model's"
+        " code changed too is not known; the outputs move: relative error of the logits 0.5 is 50.0x the error of the older capture (limit 2.0x)"
     )
 
 
@@ -138,7 +152,8 @@ def test_changed_files_are_named_together_and_no_check_of_today() -> None:
     code = with_yardstick(MOVED)
     both = find_change(before, code.model_copy(update=eps | {"key": key}))
     assert both.answer == (
-        "config.json: rms_norm_eps 1e-06 → 1e-05, and the other weights: the exact outputs move by 0.5"
+        "config.json: rms_norm_eps 1e-06 → 1e-05, and the other weights: the exact outputs move by 0.5;"
+        " whether the model's code changed too is not known"
     )
     for update in ({"key": key}, eps, eps | {"key": key}):
         now = code.model_copy(update=update)
@@ -214,7 +229,7 @@ def test_pull_request_shows_the_change_and_its_environment() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-A library rounds differently (torch 2.13.0 → 2.14.0): the exact outputs are the same; over a limit: relative error of the logits 3.61e-2 is 3.61x the error of the older capture (limit 2.0x).
+The run is less accurate: the exact outputs are the same; another rounding (torch 2.13.0 → 2.14.0) explains an error of up to 3 limits, and so does a small fault of a library; over a limit: relative error of the logits 3.61e-2 is 3.61x the error of the older capture (limit 2.0x).
 
 | statistic | error | ratio to the older error | limit |
 |---|---|---|---|
@@ -270,7 +285,7 @@ def test_different_prompts_are_counted_and_the_first_is_named() -> None:
         now = before.model_copy(update={"key": other, "prompts": prompts})
         verdict, _, change = judge_pair(before, now)
         assert change.content[0].startswith(f"different prompts: {told}")
-        assert verdict.next_step == (
+        assert list_steps(*verdict.next_steps) == (
             "capture both with the same prompts and settings, then diff them again"
         )
 
@@ -285,7 +300,7 @@ def test_a_dropped_approval_is_a_change() -> None:
 def test_a_break_ends_with_the_command_that_finds_the_operation() -> None:
     verdict, _, _ = judge_pair(EXPECTED, captured(NOISE, 5 * NOISE))
     check = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
-    assert verdict.next_step == (
+    assert list_steps(*verdict.next_steps) == (
         f"to find the operation:\n  {check}\nto find the operation, in the environment of OLD:\n  {check}"
         " --candidate-python NEW_PYTHON"
     )
@@ -297,7 +312,7 @@ def test_captures_in_two_dtypes_name_the_commands_that_compare_them() -> None:
     update = {"key": Key(machine=machine, content=CONTENT), "provenance": origin}
     verdict, _, change = judge_pair(EXPECTED.model_copy(update=update), EXPECTED)
     assert change.content == ["dtype float32 → bfloat16"]
-    assert verdict.next_step == (
+    assert list_steps(*verdict.next_steps) == (
         "to judge acme/bfloat16 by a reference:\n"
         "  assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16\n"
         "to see a change, capture NEW on acme/float32 like OLD, then diff again:\n"

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import NextStep, Outcome, Verdict
 from assay_expectations.explaining import Answer, explain, first_changed
 from assay_expectations.records import (
     AllSeen,
@@ -14,6 +14,7 @@ from assay_expectations.records import (
     Provenance,
     Reference,
     Seen,
+    list_steps,
 )
 from assay_expectations.verdict import SHIPPED, judge_seen
 from packages.expectations.tests.unit.sample_expectations import (
@@ -61,8 +62,8 @@ def answered(
 ) -> tuple[Answer, str, str, str | None]:
     seen = Seen(file="e.json", observed=observed(run), reference=of, config=list(config))
     here = AllSeen(machine=MACHINE, versions=versions, seen=[seen], setup=setup)
-    found = explain(EXPECTATION, seen, here, RUN, ("accept", RECAPTURE))
-    return found.answer, found.sentence, found.next_step, found.module
+    found = explain(EXPECTATION, seen, here, RUN, NextStep("accept", RECAPTURE))
+    return found.answer, found.sentence, list_steps(*found.next_steps), found.module
 
 
 RECAPTURE = "assay expect capture micro:llama --run acme/bfloat16 --output e.json --reason TEXT"
@@ -177,10 +178,11 @@ def test_same_exact_outputs_and_agreement_with_the_host_are_rounding() -> None:
     answer, sentence, advice, module = answered(WRONG, reference(EXACT, WRONG))
     assert (answer, module) == ("rounding", "a.b")
     assert sentence == (
-        "a library rounds differently (torch 2.13.0 → 2.14.0), first in a.b: the exact outputs are those of"
-        " the capture, and the run agrees with a reference of this environment"
+        "the run is less accurate than the captured one, first in a.b: the exact outputs are those of the"
+        " capture, and the run agrees with a reference here; another rounding (torch 2.13.0 → 2.14.0) explains"
+        " an error of up to 3 limits, and so does a small fault of a library"
     )
-    assert advice == f"accept:\n  {RECAPTURE}"
+    assert advice == f"{BY_OLD}\naccept:\n  {RECAPTURE}"
 
 
 def test_host_that_judges_itself_is_sent_to_the_old_environment() -> None:
@@ -247,14 +249,16 @@ def test_verdict_names_the_failed_file_and_its_place() -> None:
     verdict = failing("e.json")
     assert verdict.headline == "e differs from the captured outputs"
     assert verdict.notes == ["h, e: changed since the capture: torch 2.13.0 → 2.14.0"]
-    assert verdict.next_step == f"if the change is intended:\n  {RECAPTURE}"
+    assert verdict.next_steps == [
+        NextStep(*BY_OLD.split(":\n  ")),
+        NextStep("if the change is intended", RECAPTURE),
+    ]
 
 
 def test_shipped_file_is_not_to_be_replaced() -> None:
-    step = str(failing(str(SHIPPED / "e.json")).next_step)
-    assert step == (
-        "if the change is intended (the shipped file belongs to assay: your own goes to expectations/):\n"
-        "  assay expect capture micro:llama --run acme/bfloat16 --output expectations --reason TEXT"
+    assert failing(str(SHIPPED / "e.json")).next_steps[-1] == NextStep(
+        "if the change is intended (the shipped file belongs to assay: your own goes to expectations/)",
+        "assay expect capture micro:llama --run acme/bfloat16 --output expectations --reason TEXT",
     )
 
 
@@ -266,15 +270,14 @@ def test_absent_model_is_no_failure() -> None:
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.headline == "e was not compared"
     assert verdict.levels["e"].reason == "there is no folder m"
-    other = "or use another folder:\n  assay expect verify e.json --run acme/bfloat16 --model MODEL"
-    assert verdict.next_step == f"restore the model, {other}"
+    other = NextStep("or name another folder with --model")
+    again = "assay expect verify e.json --run acme/bfloat16"
+    assert verdict.next_steps == [NextStep("restore the model's files, then", again), other]
 
     pointer = absent.model_copy(update={"missing": "x is a pointer of Git LFS: git lfs pull"})
     here = here.model_copy(update={"seen": [healthy, pointer]})
-    assert (
-        judge_seen(RUN, [EXPECTATION, EXPECTATION], here)[0].next_step
-        == f"fetch the file:\n  git lfs pull\n{other}"
-    )
+    verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here)
+    assert verdict.next_steps == [NextStep("fetch the file, then", "git lfs pull"), other]
 
 
 def test_settings_that_change_no_output_are_noted() -> None:
@@ -296,6 +299,71 @@ def test_stale_weights_state_the_size_of_the_change() -> None:
     reason = str(verdict.levels["e"].reason)
     assert reason.startswith(f"stale, different content: {weights}; ")
     assert reason.endswith(" is 5.0x the error of the captured run (limit 2.0x)")
+
+
+WEIGHTS = "weights with different values (1 of 1): a.weight"
+
+
+def stale(
+    of: Reference,
+    changed_modules: tuple[str, ...] = (),
+    setup: str | None = None,
+    why: str = WEIGHTS,
+) -> Verdict:
+    seen = Seen(
+        file="e.json", observed=observed(BROKEN), reference=of, stale=[why],
+        changed_modules=list(changed_modules),
+    )  # fmt: skip
+    here = AllSeen(machine=MACHINE, versions=NEWER, seen=[seen], setup=setup)
+    return judge_seen(RUN, [EXPECTATION], here)[0]
+
+
+def moved_before_b() -> Reference:
+    layers = {"a": [2, 1, 1.5], "a.b (input)": [2, 3, 4], "a.b": [2, 0, 2]}
+    return reference(MOVED, None).model_copy(update={"exact_layers": layers})
+
+
+def test_changed_code_shows_beside_changed_weights_that_it_precedes() -> None:
+    verdict = stale(moved_before_b(), ("a.b",))
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "module-error")
+    assert verdict.location is not None
+    assert verdict.location.module == "a"
+    assert verdict.headline == (
+        "e is stale: its model or its inputs changed; besides, the model's code changed"
+    )
+    # Of 1 and 1, one moves by 0.5.
+    assert str(verdict.levels["e"].reason).startswith(
+        f"stale, different content: {WEIGHTS}; the model's code changed (torch 2.13.0 → 2.14.0): values that no"
+        " changed weight reaches move, first in a by 0.354; "
+    )
+    assert [step.purpose for step in verdict.next_steps] == [
+        "restore the model's files, then", "to find the operation", "if the change is intended",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", ["a", "gone"])
+def test_what_changed_weights_may_move_shows_no_code(changed: str) -> None:
+    verdict = stale(moved_before_b(), (changed,))
+    assert (verdict.diagnosis, verdict.location) == ("stale", None)
+    assert verdict.headline == "e is stale: its model or its inputs changed"
+    unknown = "; whether the model's code changed too is not known with other weights; "
+    assert unknown in str(verdict.levels["e"].reason)
+
+
+def test_wrong_run_shows_beside_changed_weights() -> None:
+    verdict = stale(reference(MOVED, MOVED), ("a",), setup="k.py:install")
+    assert (verdict.diagnosis, getattr(verdict.location, "module", None)) == ("module-error", "a.b")
+    wrong = "the run itself is wrong, first in a.b: it disagrees with the host without the setup function"
+    assert f"{WEIGHTS}; {wrong}; whether" in str(verdict.levels["e"].reason)
+    assert [step.purpose for step in verdict.next_steps] == [
+        "restore the model's files, then", "to find the operation",
+    ]  # fmt: skip
+
+
+def test_other_tokenizer_hides_no_changed_code() -> None:
+    verdict = stale(moved_before_b(), why="different tokenizer")
+    assert verdict.diagnosis == "module-error"
+    assert "different tokenizer; the model's code changed (torch" in str(verdict.levels["e"].reason)
 
 
 def test_provenance_of_older_files_has_a_float64_yardstick() -> None:

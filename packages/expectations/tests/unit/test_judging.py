@@ -31,6 +31,7 @@ from assay_expectations.records import (
     Machine,
     Observed,
     Seen,
+    list_steps,
 )
 from assay_expectations.verdict import judge_seen
 from packages.expectations.tests.unit.sample_expectations import (
@@ -234,7 +235,7 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
     assert verdict.diagnosis is None
     assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
     assert verdict.notes == []
-    assert verdict.next_step == (
+    assert list_steps(*verdict.next_steps) == (
         "to find the operation:\n  assay check generate micro:llama --reference cpu/float32 --candidate"
         " acme/bfloat16"
     )
@@ -243,8 +244,8 @@ def test_missed_expectation_fails_with_the_next_command() -> None:
 def test_the_next_command_keeps_the_setup() -> None:
     wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
     answer = here(Seen(file="a.json", observed=wrong)).model_copy(update={"setup": "k.py:install"})
-    step = judge_seen(RUN, [EXPECTATION], answer)[0].next_step
-    assert str(step).endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
+    step = judge_seen(RUN, [EXPECTATION], answer)[0].next_steps
+    assert list_steps(*step).endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
 
 
 def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> None:
@@ -252,7 +253,7 @@ def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> No
     files = [Seen(file=f"{name}.json", observed=wrong) for name in "abcdef"]
     absent = Seen(file="0.json", missing="there is no folder m")
     verdict, _ = judge_seen(RUN, [EXPECTATION] * 7, here(absent, *files))
-    assert str(verdict.next_step) == (verdict.levels["a"].model_extra or {})["next"]
+    assert verdict.next_steps == (verdict.levels["a"].model_extra or {})["next"]
     assert verdict.notes[0] == (
         "b: to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
         " acme/bfloat16"
@@ -264,7 +265,7 @@ def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> No
 
 def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen()))
-    assert verdict.next_step is None
+    assert verdict.next_steps == []
     assert verdict.headline == (
         "The outputs agree with the capture, over 1 token: the largest error, relative error of the logits"
         " 1e-2, is 1.0x that of the captured run (limit 2.0x = 2e-2; by hand)."
@@ -336,7 +337,10 @@ def test_expectations_of_other_machines_are_not_a_pass() -> None:
     assert verdict.levels["expectations"].reason == (
         "a belongs to another machine: architecture a2 → a1"
     )
-    assert verdict.next_step == "assay expect capture micro:llama --run acme/bfloat16 --output ."
+    assert (
+        list_steps(*verdict.next_steps)
+        == "assay expect capture micro:llama --run acme/bfloat16 --output ."
+    )
     assert verdict.unmatched.expected == []
     assert rows == []
 

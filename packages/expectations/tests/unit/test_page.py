@@ -30,7 +30,9 @@ from packages.expectations.tests.unit.sample_expectations import expectation
 NOW = datetime(2026, 7, 11, 12, tzinfo=UTC)
 
 
-def captured(folder: Path, model: str, dtype: str = "bfloat16") -> Expectation:
+def captured(
+    folder: Path, model: str, dtype: str = "bfloat16", approved_by: str | None = "Ada"
+) -> Expectation:
     made = expectation()
     machine = made.key.machine.model_copy(update={"dtype": dtype})
     process = {"date": "2026-07-01T09:30:00+00:00"}
@@ -39,7 +41,7 @@ def captured(folder: Path, model: str, dtype: str = "bfloat16") -> Expectation:
             "model": model,
             "key": made.key.model_copy(update={"machine": machine}),
             "provenance": made.provenance.model_copy(
-                update={"process": process, "approved_by": "Ada", "reason": "a new driver"}
+                update={"process": process, "approved_by": approved_by, "reason": "a new driver"}
             ),
         }
     )
@@ -154,7 +156,7 @@ def test_page_shows_states_reasons_and_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = captured(tmp_path / "kept", "one<two")
-    captured(tmp_path / "kept", "one", "float32")
+    captured(tmp_path / "kept", "one", "float32", None)
     verdict_about(one, tmp_path / "runs", "1", Outcome.FAIL, reason="logits-whole is 9x")
     git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
@@ -172,6 +174,13 @@ def test_page_shows_states_reasons_and_history(
     assert "<td>Ada</td><td>kept: after the new driver</td>" in page
     assert "one&lt;two" in page
     assert "captured 2026-07-01T09:30, approved by Ada: a new driver" in page
+    approve = (
+        f"--output {tmp_path}/kept/acme-a1-float32-bfloat16-one.json --approved-by NAME</code>"
+    )
+    assert (
+        f"not approved; to approve it: <code>assay expect capture one --run acme/bfloat16 {approve}"
+        in page
+    )
 
 
 MADE = expectation()

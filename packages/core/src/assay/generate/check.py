@@ -216,6 +216,7 @@ def _explain_drift(
     from assay.generate.drift import is_rounding  # torch
     from assay.generate.golden import read_golden, renewal_command
     from assay.judge.code_changes import describe_changes
+    from assay.judge.wording import describe_rounding
 
     golden = read_golden(check.golden_folder)
     renewal = renewal_command(golden.model_dump(by_alias=True))
@@ -240,8 +241,8 @@ def _explain_drift(
     agrees = "the candidate agrees with a reference of this environment"
     if not changes and is_rounding(judgement.measurements):
         note = (
-            f"a library rounds differently ({packages}): the exact values are those of the golden, and {agrees}."
-            f" Capture the golden again: {renewal}"
+            f"the exact values are those of the golden, and {agrees}; {describe_rounding(packages)}. Capture the golden"
+            f" again: {renewal}"
         )
         return own.with_note(note), here
     rmtree(folder)  # it holds what decided, or nothing

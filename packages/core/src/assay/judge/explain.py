@@ -254,7 +254,7 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        verdict.next_step or explain_command(verdict),
+        "\n".join(map(str, verdict.next_steps)) or explain_command(verdict),
     )
 
 

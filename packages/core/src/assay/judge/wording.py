@@ -12,7 +12,7 @@ from assay.errors import UsageError
 from assay.files import read_toml
 from assay.foreign_text import one_line
 from assay.sites import Phase
-from assay.statistics import STATISTICS
+from assay.statistics import MOST_ROUNDING, STATISTICS
 from assay.verdicts import Location, Measurement, Outcome, Record, Verdict
 
 # Three significant digits: errors and ratios of two runs rarely repeat more of them.
@@ -376,6 +376,14 @@ def describe_seen(rows: Sequence[Measurement]) -> str:
     percent = row.resolution >= LEAST_PERCENT
     shown = f"{format_number(100 * row.resolution)} %" if percent else format_number(row.resolution)
     return f"a difference above {shown} would be seen everywhere (coarsest: {where})"
+
+
+def describe_rounding(packages: str) -> str:
+    """Say what explains an error that is small enough for another rounding. packages: those that changed."""
+    return (
+        f"another rounding ({packages}) explains an error of up to {MOST_ROUNDING:g} limits, and so does a small"
+        " fault of a library"
+    )
 
 
 def describe_judged(ratio: float, limit: float) -> str:
