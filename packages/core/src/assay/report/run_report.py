@@ -301,11 +301,12 @@ class RunLine:
 
 def list_runs(reports: Iterable[Report], base: Path = Path()) -> list[RunLine]:
     """Return the lines of a table of runs. base: as in `shown_path`."""
-    alike: dict[tuple[str | None, ...], list[Report]] = {}
+    alike: dict[tuple[str, ...], list[Report]] = {}
     for report in reports:
         cells = report.index_cells
         result = [cells[name] for name in cells if name not in ("folder", "run")]
-        alike.setdefault((report.verdict.diagnosis, *result), []).append(report)
+        causes = [] if report.verdict.verdict is Outcome.PASS else report.details
+        alike.setdefault((*result, *causes), []).append(report)
     return [RunLine(members, base) for members in alike.values()]
 
 

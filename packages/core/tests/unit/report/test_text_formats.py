@@ -232,6 +232,24 @@ def test_runs_with_equal_results_share_a_line(refused: list[Report]) -> None:
     assert f"<details><summary>✓ PASS: {nobody}</summary>" in rest  # a PASS is folded
 
 
+def test_runs_whose_causes_differ_have_lines_of_their_own() -> None:
+    reports = [
+        Report(
+            Path(f"runs/{cause}"),
+            Verdict(
+                verdict=Outcome.FAIL,
+                levels={
+                    "resume": Level(verdict=Outcome.FAIL, reason="the loss differs " * 9 + cause)
+                },
+            ),
+        )
+        for cause in ("the seed", "the rate")
+    ]
+    text = render_markdown_of(reports, Path("runs"))
+    assert text.count("## ") == 2
+    assert "<details><summary>✗ FAIL" not in text
+
+
 def test_the_page_of_runs_names_folders_from_its_own(refused: list[Report]) -> None:
     page = render_index(refused, {}, Path("/home/me/job"))
     assert "/home/me" not in page
