@@ -328,7 +328,7 @@ def _judge(
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.judging.verdict import judge_training
-    from assay.training.processes.reference import measure_in_float32
+    from assay.training.processes.reference import measure_adamw
     from assay.training.replay.step_values import RunRows
 
     candidate = folder / CANDIDATE_FOLDER
@@ -358,9 +358,7 @@ def _judge(
         scaled=scaled,
         allow_unused=check.allow_unused,
         # Once: a run with a loss scale is judged twice.
-        measure_in_float32=cache(
-            partial(measure_in_float32, golden, check.options, rows, check.dtype)
-        ),
+        measure_adamw=cache(partial(measure_adamw, golden, check.options, rows, check.dtype)),
     )
     _refuse_other_masks(evidence)
     return judge_training(evidence)

@@ -64,6 +64,24 @@ COMPILE = "compile"
 SCHEDULE_METHOD = "run_schedule"
 
 
+@dataclass(frozen=True, slots=True)
+class OtherSetting:
+    """A value of a setting of AdamW that differs from the stated one of `TrainingPlan.parameter_groups`."""
+
+    parameters: str
+    """The GLOB of their names."""
+    name: str
+    value: float
+
+    @classmethod
+    def instead(cls, parameters: str, name: str, stated: object) -> "OtherSetting | None":
+        """Return what an optimizer has that ignores the stated weight decay or eps; None for others."""
+        if name not in ("weight_decay", "eps"):
+            return None
+        ignored = 0.0 if name == "weight_decay" and stated else ADAMW_SETTINGS[name]
+        return None if ignored == stated else cls(parameters, name, ignored)
+
+
 def can_keep_moments(dtype: str) -> bool:
     """Return True if AdamW works in `dtype`; in float16 eps and squares of small gradients are 0."""
     return float_format(dtype).smallest <= ADAMW_EPS

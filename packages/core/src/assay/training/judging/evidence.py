@@ -1,7 +1,7 @@
 """The evidence of both sides of a training check, merged over ranks, and its measurements, judged in groups."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -30,6 +30,7 @@ from assay.stages import Stage
 from assay.statistics import OF_INTEGERS, STATISTICS, worst_error
 from assay.trace import Trace
 from assay.training.processes.free_run import MOST_SKIPPED
+from assay.training.protocol import OtherSetting
 from assay.training.replay.step_values import RunRows
 from assay.training.reports import ReferenceReport, TrainerReport, TrainOptions
 from assay.verdicts import Coverage, Location, Measurement
@@ -229,8 +230,8 @@ class TrainEvidence(FreeEvidence):
     """
     allow_unused: tuple[str, ...] = ()
     """GLOBs of parts that may stay uncompared."""
-    measure_in_float32: Callable[[], ReplayResults] | None = None
-    """Measure updates and moments of an optimizer in float32, which mixed precision is judged by."""
+    measure_adamw: Callable[[str, OtherSetting | None], ReplayResults] | None = None
+    """Measure updates and moments of an optimizer in a dtype, with another setting."""
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -320,6 +321,9 @@ GROUPS = (
     "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
     "stage-reduce", "stage-clip", "stage-optimizer",
 )  # fmt: skip
+
+# Powers of ten of a setting that are tried until one shows.
+_MOST_POWERS = 7
 
 # The mantissa of every power of two, according to math.frexp.
 _HALF = 0.5
@@ -424,6 +428,39 @@ def _allowances(
     return Allowances(units, other_work)
 
 
+def list_unseen_settings(evidence: TrainEvidence) -> Iterator[str]:
+    """Describe each stated setting of AdamW that an optimizer can ignore and pass, and what shows it."""
+    if (measure := evidence.measure_adamw) is None:
+        return
+    own = "float32" if evidence.report.free.kept is not None else evidence.dtype
+    noise = _noise_of_optimizer(evidence, read_results(evidence.noise, "stage-optimizer"))
+
+    def shows(arithmetic: str, noise: ReplayResults, other: OtherSetting) -> bool:
+        results = measure(arithmetic, other)
+        judged, _ = judge_replay(results, noise, evidence.limits)
+        judged += _judge_common_scale([*results.ports], results, noise, evidence)
+        return any(item.failed for item in judged)
+
+    for parameters, settings in evidence.options.parameter_groups.items():
+        for name, value in settings.items():
+            other = OtherSetting.instead(parameters, name, value)
+            if other is None or shows(own, noise, other):
+                continue
+            advice = "no larger value was found that shows"
+            if own != "float32" and shows("float32", measure("float32", None), other):
+                advice = "float32 or --mixed-precision shows it"
+            else:
+                largest = max(value, other.value)
+                tried = (largest * 10.0**power for power in range(1, _MOST_POWERS))
+                found = (one for one in tried if shows(own, noise, replace(other, value=one)))
+                if (seen := next(found, None)) is not None:
+                    advice = f"a value of about {seen:g} would show"
+            yield (
+                f"{name} {value:g} of {parameters!r} was not checked: in {own}, an optimizer with {other.value:g}"
+                f" passes too; {advice}"
+            )
+
+
 def _judge_common_scale(
     passed: Sequence[tuple[str, str]],
     results: ReplayResults,
@@ -470,9 +507,9 @@ def _noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> Rep
     kept = evidence.report.free.kept
     if kept is None:
         return in_dtype
-    if evidence.measure_in_float32 is None:
+    if evidence.measure_adamw is None:
         raise ValueError("mixed precision is judged by an optimizer in float32")
-    in_float32 = evidence.measure_in_float32()
+    in_float32 = evidence.measure_adamw("float32", None)
     copied = set(kept.copied)
     from_copies = {
         key: port

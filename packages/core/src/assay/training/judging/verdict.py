@@ -46,6 +46,7 @@ from assay.training.judging.evidence import (
     TrainEvidence,
     first_bad_step,
     judge_groups,
+    list_unseen_settings,
     location_of,
     location_of_parameter,
     measurement_of,
@@ -140,6 +141,10 @@ def _judge(
     results["loss"] = results["loss"].with_rows(rows_of_free_run(evidence), loss_notes)
     results["updates"].notes += notes_on_rounding(evidence)
     results["updates"].notes += _notes_on_hidden_updates(groups["stage-optimizer"].judged)
+    updates = results["updates"]
+    if updates.level.verdict is Outcome.PASS and (unseen := [*list_unseen_settings(evidence)]):
+        updates.notes += unseen
+        updates.level = updates.level.model_copy(update={"unchecked": True})
     results["activations"].notes += notes_on_masks(evidence)
     if _steps_elsewhere(evidence, groups["stage-optimizer"]):
         for result in (results["updates"], results["checkpoint"]):

@@ -54,6 +54,7 @@ from assay.training.model_batches import TrainingData, plan_data
 from assay.training.protocol import (
     EQUAL_IN_A_STEP,
     MicroBatch,
+    OtherSetting,
     StepReport,
     TrainingPlan,
     can_keep_moments,
@@ -105,17 +106,28 @@ if TYPE_CHECKING:
     from assay.models.inspect.report import LoadReport
 
 
-def measure_in_float32(
-    golden: Path, options: TrainOptions, rows: RunRows, dtype: str
+def measure_adamw(
+    golden: Path,
+    options: TrainOptions,
+    rows: RunRows,
+    dtype: str,
+    arithmetic: str,
+    other: OtherSetting | None = None,
 ) -> ReplayResults:
-    """Measure updates and moments of AdamW in float32, from a golden's clipped gradients and states.
+    """Measure updates and moments of AdamW, from a golden's clipped gradients and states.
 
-    They are the noise for a run under mixed precision. Like the noise run, they are measured against
+    In float32 they are the noise for a run under mixed precision. Like the noise run, they are measured against
     the golden, parameter by parameter and without a model.
+
+    dtype: of the golden's candidates. other: a setting that differs from the golden's.
     """
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     handler = StageReplayer(golden, boundary, rows)
     plan = options.plan(f"cpu/{dtype}")
+    if other is not None:
+        groups = plan.parameter_groups
+        changed = {**groups[other.parameters], other.name: other.value}
+        plan = replace(plan, parameter_groups={**groups, other.parameters: changed})
     for step in range(options.steps):
         handler.begin_step(step)
         state = read_golden_state(golden, step)
@@ -127,7 +139,8 @@ def measure_in_float32(
                 continue  # the reference has none
             before, moments = state["model"][name], state["moments"].get(name, {})
             settings = plan.settings_of(name, step)
-            weight, moments = step_adamw(before, gradient, moments, settings, torch.float32)
+            width = getattr(torch, arithmetic)
+            weight, moments = step_adamw(before, gradient, moments, settings, width)
             item = NamedParameter(name, module, "", nn.Parameter(weight))
             observe_update(handler, item, weight.double() - before.double(), moments)
     results = handler.results["optimizer"]

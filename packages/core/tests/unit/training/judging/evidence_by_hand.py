@@ -243,7 +243,7 @@ def evidence(
     noise: Results | None = None,
     options: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
-    in_float32: Callable[[], ReplayResults] | None = None,
+    measure_adamw: Callable[..., ReplayResults] | None = None,
     noise_losses: Sequence[float] = NOISE_LOSSES,
     **reference: Any,
 ) -> TrainEvidence:
@@ -268,7 +268,7 @@ def evidence(
         LIMITS,
         noise=_trace(noise) if noise else _clean_trace(dtype),
         candidates=[_trace(one) for one in ranks] or [_clean_trace(dtype)],
-        measure_in_float32=in_float32,
+        measure_adamw=measure_adamw,
     )
 
 

@@ -331,7 +331,7 @@ def promised(precision: KeptPrecision | None, changed: Any = None, **facts: Any)
         step_results(changed),
         reports=reports,
         noise=noise,
-        in_float32=lambda: noise["stage-optimizer"],
+        measure_adamw=lambda *_: noise["stage-optimizer"],
     )
 
 

@@ -1,14 +1,17 @@
 """From all that was measured to one verdict: what it says, and what it is about."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from assay.judge.results import ReplayResults
 from assay.models.inspect.report import LoadReport, SetupChanges, WeightDifference
 from assay.sites import Phase
 from assay.training.judging.verdict import judge_training
+from assay.training.protocol import OtherSetting
 from assay.verdicts import Location, Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
@@ -397,3 +400,46 @@ def test_parameter_of_whose_end_nothing_is_known_is_no_pass(
 
     assert outcomes(verdict) == {"updates": NOT_COMPARED}
     assert reason(verdict, "updates") == reported
+
+
+@pytest.mark.parametrize(
+    ("shows", "advice"),
+    [
+        (lambda arithmetic, _: arithmetic == "float32", "; float32 or --mixed-precision shows it"),
+        (lambda _, value: value >= 10, "; a value of about 10 would show"),
+        (lambda *_: False, "; no larger value was found that shows"),
+        (lambda *_: True, None),
+    ],
+)
+def test_a_stated_setting_that_may_be_ignored_is_named(
+    shows: Callable[[str, float], bool], advice: str | None
+) -> None:
+    def measure(arithmetic: str, other: OtherSetting | None) -> ReplayResults:
+        is_wrong = other is not None and shows(arithmetic, other.value)
+        return step_results({update("b"): WRONG} if is_wrong else {})["stage-optimizer"]
+
+    verdict = judged(
+        options={"parameter_groups": {"*norm*": {"weight_decay": 0.1, "lr": 1e-3}}},
+        measure_adamw=measure,
+    )
+    unchecked = (
+        "weight_decay 0.1 of '*norm*' was not checked: in bfloat16, an optimizer with 0 passes too"
+    )
+    assert verdict.verdict is PASS
+    assert [note for note in verdict.notes if "was not checked" in note] == (
+        [] if advice is None else [f"{unchecked}{advice}"]
+    )
+    extra = verdict.levels["updates"].model_extra or {}
+    assert extra.get("unchecked", False) is (advice is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "ignored"),
+    [("weight_decay", 0.1, 0.0), ("weight_decay", 0.0, 0.01), ("eps", 1e-6, 1e-8)],
+)
+def test_an_optimizer_that_ignores_a_setting_has_none_or_the_default(
+    name: str, stated: float, ignored: float
+) -> None:
+    assert OtherSetting.instead("*", name, stated) == OtherSetting("*", name, ignored)
+    assert OtherSetting.instead("*", "eps", 1e-8) is None
+    assert OtherSetting.instead("*", "lr", 1.0) is None

@@ -24,7 +24,7 @@ from assay.training.check import options_for
 from assay.training.processes.reference import (
     TrainingSizes,
     _time_reference,
-    measure_in_float32,
+    measure_adamw,
     record_reference,
     require_resources,
     trusted_trainer,
@@ -82,7 +82,7 @@ def golden(tmp_path: Path) -> Path:
 def test_step_in_float32_is_off_by_the_rounding_of_float32(golden: Path) -> None:
     rows = RunRows.of_counts([[2], [2]])
 
-    results = measure_in_float32(golden, OPTIONS, rows, "bfloat16")
+    results = measure_adamw(golden, OPTIONS, rows, "bfloat16", "float32")
 
     errors = {port: result.sums.relative_error for (_, port), result in results.ports.items()}
     assert errors.keys() == {
