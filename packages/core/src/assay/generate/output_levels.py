@@ -21,6 +21,7 @@ from assay.judge.levels import (
     describe_judged_level,
     failed,
     level_of,
+    not_compared,
     not_run,
 )
 from assay.kernel import FEWEST_IN_ROW
@@ -158,12 +159,14 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
     num_rows = 0
     for name in names:
         expected, actual = evidence.expected(name), evidence.actual(name)
-        shapes = [(tuple(a.shape), tuple(e.shape)) for a, e in zip(actual, expected, strict=True)]
+        of_noise = evidence.expected(NOISE_PREFIX + name)
         port = name.removeprefix("output-")
-        if wrong := next((pair for pair in shapes if pair[0] != pair[1]), None):
+        if wrong := _other_shape(of_noise, expected):
+            return not_compared(f"rounding changes the shape of {port}: {wrong[0]} and {wrong[1]}")
+        if wrong := _other_shape(actual, expected):
             return failed(0, f"{port} of shape {wrong[0]}, the reference's has {wrong[1]}")
         rows = compare_output(section.batches, actual, expected)
-        noise = compare_output(section.batches, evidence.expected(NOISE_PREFIX + name), expected)
+        noise = compare_output(section.batches, of_noise, expected)
         ratios = [one.judged(limit_of(one.statistic)) for one in output_ratios(rows, noise, unit)]
         judged += ratios
         num_rows += len(rows.errors.error)
@@ -175,6 +178,14 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
     num_failed = sum(one.failed for one in judged)
     level = level_of(num_rows, num_failed, describe_judged_level(judged) | facts)
     return LevelResult(level, measurements, judged=judged, first_bad=first_bad)
+
+
+def _other_shape(
+    actual: Sequence[Tensor], expected: Sequence[Tensor]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shapes of the first pair that differs; a model may choose its rows by their values."""
+    pairs = ((tuple(a.shape), tuple(e.shape)) for a, e in zip(actual, expected, strict=True))
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> TokenPosition | None:

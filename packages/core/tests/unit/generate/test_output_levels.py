@@ -148,11 +148,16 @@ def test_rank_agreement_counts_the_nearer_neighbors_that_stay() -> None:
 def make_evidence() -> Callable[..., Any]:
     """Evidence of a candidate with `actual` hidden states (B, T, C) and a healthy noise run."""
 
-    def make(actual: list[Tensor], problems: dict[str, Level] | None = None) -> Any:
+    def make(
+        actual: list[Tensor],
+        problems: dict[str, Level] | None = None,
+        of_noise: list[Tensor] | None = None,
+    ) -> Any:
         expected = of_tokens(0, WIDTH)
         stored = {
             "output-last_hidden_state": expected,
-            "noise-output-last_hidden_state": [
+            "noise-output-last_hidden_state": of_noise
+            or [
                 value + 0.004 * noise
                 for value, noise in zip(expected, of_tokens(1, WIDTH), strict=True)
             ],
@@ -207,6 +212,23 @@ def test_other_shape_fails_with_both_shapes(make_evidence: Callable[..., Any]) -
     assert (result.level.verdict, result.level.reason) == (
         Outcome.FAIL,
         "last_hidden_state of shape (2, 2, 32), the reference's has (2, 3, 32)",
+    )
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_rows_that_rounding_chooses_are_not_compared(
+    make_evidence: Callable[..., Any], kept: int
+) -> None:
+    of_noise = [value[:, :-1] for value in healthy()]
+
+    result = judge_outputs_level(
+        make_evidence([value[:, :kept] for value in healthy()], of_noise=of_noise)
+    )
+
+    assert result is not None
+    assert (result.level.verdict, result.level.reason) == (
+        Outcome.NOT_COMPARED,
+        "rounding changes the shape of last_hidden_state: (2, 2, 32) and (2, 3, 32)",
     )
 
 
