@@ -204,6 +204,8 @@ def _run(
     model: Any = loaded.model
     inputs = model_inputs(batch, next(model.parameters()))
     if not loaded.can_generate:
+        if loaded.chooses_answers:
+            inputs = {name: value[:, None] for name, value in inputs.items()}  # one to choose
         with model_code():
             output = model(**inputs)
         advance_task("tokens", len(batch.rows) * batch.length)

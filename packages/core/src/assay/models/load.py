@@ -90,6 +90,14 @@ class LoadedModel:
     """Sentences for the user."""
 
     @property
+    def chooses_answers(self) -> bool:
+        """Return True if the model scores several answers to a question, (B, choices, T) ids."""
+        from transformers.models.auto import modeling_auto
+
+        known = modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
+        return type(self.model).__name__ in known
+
+    @property
     def reads_tokens(self) -> bool:
         """Return True unless the model takes images or sounds alone."""
         return "input_ids" in inspect.signature(self.model.forward).parameters

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import (
     BertConfig,
+    BertForMultipleChoice,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -116,6 +117,7 @@ def test_outputs_that_are_changed_behind_the_last_module_fail(
         (BertForSequenceClassification, BertConfig(**ONE_SCORE, **SIZES), "classifier", 1),
         (BertForTokenClassification, BertConfig(**SCORES, **SIZES), "classifier", 1),
         (BertForQuestionAnswering, BertConfig(**SIZES), "qa_outputs", 2),
+        (BertForMultipleChoice, BertConfig(**SIZES), "classifier", 1),
         (
             LlamaForSequenceClassification,
             LlamaConfig(num_key_value_heads=2, pad_token_id=0, **ONE_SCORE, **SIZES),
