@@ -12,7 +12,7 @@ Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a ma
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.files import describe_invalid
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
@@ -298,7 +298,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
             f"chosen: {', '.join(terms.tasks)}; not judged: {', '.join(left) or 'nothing'}"
         )
         base, candidate = (side.of_tasks(kept) for side in (base, candidate))
-    notes += _notes(base, candidate, chosen)
+    of_tasks = list(_notes(base, candidate, chosen))
     base, candidate = (side.only(chosen) for side in (base, candidate))
     tasks = [
         TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
@@ -308,7 +308,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     unmatched = {one.name for one in tasks}
     if refused := tuple(_differing(base.asked, candidate.asked)):
         return EvaluationComparison(
-            base, candidate, terms, tuple(tasks), refused=refused, notes=tuple(notes)
+            base, candidate, terms, tuple(tasks), refused=refused, notes=_merge(notes, of_tasks)
         )
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
@@ -324,7 +324,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         if nothing and not measured.measures and measured.problem is None:
             unjudged[name] = nothing
         else:
-            notes += [f"{name}: {nothing}"] * bool(nothing)
+            of_tasks += [(name, nothing)] * bool(nothing)
             tasks.append(measured)
     members = {f"group {name}": tasks_ for name, tasks_ in base.groups.items()}
     if len(columns) > 1 and all(len(names) < len(columns) for names in members.values()):
@@ -336,7 +336,13 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     ]
     judged_tasks, judged_pools = _judge(tasks, pools, terms)
     return EvaluationComparison(
-        base, candidate, terms, judged_tasks, judged_pools, unjudged=unjudged, notes=tuple(notes)
+        base,
+        candidate,
+        terms,
+        judged_tasks,
+        judged_pools,
+        unjudged=unjudged,
+        notes=_merge(notes, of_tasks),
     )
 
 
@@ -367,20 +373,26 @@ def _cannot_drop(score: Score) -> bool:
 
 def _notes(
     base: Evaluation, candidate: Evaluation, chosen: Mapping[str, Sequence[str]]
-) -> Iterator[str]:
-    """Name the tasks and measures that are not judged."""
+) -> Iterator[tuple[str, str]]:
+    """Yield each task with what is not judged of it."""
     for name in candidate.tasks:
         if name not in base.tasks:
-            yield f"only the candidate has {name}: it is not judged and does not affect the verdict"
+            yield name, "only the candidate has it: not judged, and without effect on the verdict"
     for name, task in base.tasks.items():
         if name in chosen:
-            left = [one for one in task.all_scores() if one not in chosen[name]]
-            yield f"{name}: {', '.join(chosen[name])} was chosen; not judged: {', '.join(left) or 'nothing'}"
+            left = ", ".join(one for one in task.all_scores() if one not in chosen[name])
+            yield name, f"{', '.join(chosen[name])} was chosen; not judged: {left or 'nothing'}"
         else:
-            yield from (
-                f"{name}: {one} is not judged: {metric.reason}"
-                for one, metric in task.unjudged.items()
-            )
+            for one, metric in task.unjudged.items():
+                yield name, f"{one} is not judged: {metric.reason}"
+
+
+def _merge(notes: Sequence[str], of_tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return all notes. One that several tasks share is there once, after their names."""
+    names: dict[str, list[str]] = {}
+    for name, text in of_tasks:
+        names.setdefault(text, []).append(name)
+    return (*notes, *(f"{name_some(tasks)}: {text}" for text, tasks in names.items()))
 
 
 def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -359,23 +359,27 @@ def _num_compared(task: TaskComparison) -> int:
 
 
 def _margin_in_words(measure: Measure) -> str:
-    if measure.kind == "yes-no":
-        return _number(measure, measure.margin)
-    return f"{measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
+    scale, unit = (100, "%") if measure.kind == "yes-no" else (1, "")
+    digits = f"{scale * measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
+    return f"{digits}{unit}"
 
 
 def _number(measure: Measure, value: float, sign: str = "") -> str:
-    """Format a number of a measure with enough decimals to show its difference and its margin.
+    """Format a number of a measure so that its bounds are on the right side of the margin.
 
-    Those of a movement also show on which side of the margin its bounds are.
+    Numbers also have enough decimals to show the difference; shares have at least one, in percent.
     """
+    gaps = [abs(bound) - measure.margin for bound in (measure.low, measure.high)]
     if measure.kind == "yes-no":
-        return f"{value:{sign}.1%}"
-    shown = [measure.difference, measure.margin]
-    if measure.name == MOVEMENT:
-        shown += [bound - measure.margin for bound in (measure.low, measure.high)]
-    decimals = 1 - math.floor(math.log10(min(abs(one) for one in shown if one)))
-    return f"{value:{sign}.{min(max(decimals, _LEAST_DECIMALS), _MOST_DECIMALS)}f}"
+        return f"{value:{sign}.{_decimals([100 * gap for gap in gaps], 1)}%}"
+    shown = [one / 10 for one in (measure.difference, measure.margin, *gaps)]
+    return f"{value:{sign}.{_decimals(shown, _LEAST_DECIMALS)}f}"
+
+
+def _decimals(values: Sequence[float], least: int) -> int:
+    """Return how many decimals show a digit of each value that is not zero."""
+    smallest = min((abs(one) for one in values if one), default=1.0)
+    return min(max(-math.floor(math.log10(smallest)), least), _MOST_DECIMALS)
 
 
 def comparison_as_json(comparison: EvaluationComparison) -> str:

@@ -145,7 +145,7 @@ def test_underpowered_reports_the_needed_items() -> None:
     assert measure.items_needed == 322
     verdict = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
-    told = "100 items cannot exclude a drop of 2.0%; about 322 would (--limit 322 on both sides) if the candidate is as good"
+    told = "100 items cannot exclude a drop of 2%; about 322 would (--limit 322 on both sides) if the candidate is as good"
     values = "acc 100.0% -> 100.0%, difference +0.0% (90% interval -2.6% to +2.6%)"
     assert verdict.levels["sums"].reason == f"underpowered: {values}: {told}"
 
@@ -217,7 +217,7 @@ def test_suspiciously_good_candidate_passes_with_a_note() -> None:
     verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes[0].endswith(
-        "higher by more than 2.0%: did the training data contain the questions?"
+        "higher by more than 2%: did the training data contain the questions?"
     )
 
 
@@ -288,7 +288,7 @@ def test_tasks_too_small_to_decide_alone_pass_together() -> None:
     verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.compared == 1_000
-    assert "50 items cannot exclude a drop of 2.0%, but all tasks can" in str(
+    assert "50 items cannot exclude a drop of 2%, but all tasks can" in str(
         verdict.levels["t3"].reason
     )
     # Two tasks are 100 items, and 133 would exclude 2 %.
@@ -483,13 +483,16 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
 
 
 def test_task_of_the_candidate_alone_is_named_and_does_not_count() -> None:
-    found = compare(evaluation(MANY), evaluation(MANY, replace(FEWER, name="mmlu")), TERMS)
+    others = [replace(FEWER, name=f"mmlu_{n}") for n in range(5)]
+    found = compare(evaluation(MANY), evaluation(MANY, *others), TERMS)
     verdict = verdict_of(found)
     assert found.judged is verdict.verdict is Outcome.PASS
-    note = "only the candidate has mmlu: it is not judged and does not affect the verdict"
-    assert (verdict.notes[0], verdict.unmatched.actual) == (note, ["mmlu"])
-    for text in (comparison_as_markdown(found), comparison_as_json(found)):
-        assert note in text
+    # A note that several tasks share is there once.
+    note = "mmlu_0, mmlu_1, mmlu_2 and 2 more: only the candidate has it: not judged, and without effect on the verdict"
+    assert verdict.notes[0] == note
+    assert verdict.unmatched.actual == [one.name for one in others]
+    assert note in comparison_as_json(found)
+    assert comparison_as_markdown(found).count("only the candidate has it") == 1
 
 
 def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
@@ -499,7 +502,7 @@ def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
     for told in (
         "version is 2.0, base 1.0",
         "| mmlu | only the base has this",
-        "only the candidate has more",
+        "more: only the candidate has it",
     ):
         assert told in text
 

@@ -17,13 +17,14 @@ from assay.report.page.html import render_html
 from assay.report.run_report import read_report
 from assay.report.text_formats import print_report
 from assay.runs import RunFolder
-from assay_bench.comparing import Terms, compare
+from assay_bench.comparing import Measure, Terms, compare
 from assay_bench.comparison_files import (
     Acceptance,
     Baseline,
     compare_folders,
     comparison_as_json,
     comparison_as_markdown,
+    measure_in_words,
     read_sides,
     verdict_of,
 )
@@ -180,3 +181,22 @@ def test_text_of_a_performance_result_is_harmless(path: str) -> None:
     stream = io.StringIO()
     open_text_console(stream).print(performance_table(RESULTS[path]))
     assert_harmless_text(stream.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("margin", "low", "told"),
+    [
+        (0.0125, -0.02, "(90% interval -2.0% to +1.0%): 100 items cannot exclude a drop of 1.25%"),
+        # The number printed is the number judged.
+        (0.03, -0.0298, "(90% interval -2.98% to +1.00%): 100 items cannot exclude a drop of 3%"),
+        (0.03, -0.03, "(90% interval -3.0% to +1.0%): 100 items cannot exclude a drop of 3%"),
+    ],
+)
+def test_margin_is_not_rounded_and_bounds_are_on_its_right_side(
+    margin: float, low: float, told: str
+) -> None:
+    measure = Measure(
+        name="acc", kind="yes-no", base=0.5, candidate=0.5, difference=0.0, low=low, high=0.01, confidence=0.9,
+        margin=margin, num_items=100, p_worse=0.5, p_not_inferior=0.5,
+    )  # fmt: skip
+    assert told in measure_in_words(measure)

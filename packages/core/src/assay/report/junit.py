@@ -61,7 +61,10 @@ def make_suite(report: Report, name: str) -> Suite:
     """Make the suite of a run: a case for each level, and one for a verdict that no level shows."""
     verdict, words = report.verdict, report.explanation
     problem = _PROBLEMS[verdict.verdict]
-    whole = Case("verdict", problem, one_line(words.headline), words.message)
+    # The reason of a level is the message of its own test.
+    reasons = tuple(rung.reason for rung in report.ladder if rung.reason)
+    details = [one for one in words.message.splitlines()[1:] if not one.endswith(reasons)]
+    whole = Case("verdict", problem, one_line(words.headline), "\n".join(details))
     cases = [_make_case(rung, whole) for rung in report.ladder]
     shown = problem in [case.problem for case in cases]
     return Suite(name, cases if shown else [whole, *cases])
@@ -76,7 +79,8 @@ def _make_case(rung: LadderRung, whole: Case) -> Case:
     cells, outcome = rung.cells, rung.level.verdict
     problem: Problem | None = _PROBLEMS[outcome] if outcome else "skipped"
     if problem in ("failure", "error"):
-        return Case(cells["level"], problem, rung.reason or whole.message, whole.details)
+        details = f"{whole.message}\n{whole.details}" if rung.reason else whole.details
+        return Case(cells["level"], problem, rung.reason or whole.message, details.strip("\n"))
     return Case(cells["level"], problem, cells["worst"] if problem else "")
 
 

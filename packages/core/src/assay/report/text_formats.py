@@ -58,9 +58,10 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     if verdict.verdict is not Outcome.PASS and report.ladder:
         verdicts = [rung.level.verdict for rung in report.ladder]
         yield Text("")
-        # The sentences above give the reasons.
+        # The sentences above and the notes give the reasons.
+        told = "\n".join([words.message, *map(one_line, report.notes)])
         cells = [
-            rung.cells | ({"worst": rung.error} if rung.reason in words.message else {})
+            rung.cells | ({"worst": rung.error} if rung.reason in told else {})
             for rung in report.ladder
         ]
         yield _indented(_table(cells, verdicts))

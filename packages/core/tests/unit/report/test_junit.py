@@ -39,6 +39,7 @@ def test_a_failed_level_is_one_failed_test_with_the_message_of_the_verdict(tmp_p
     assert failure is not None
     assert "model.layers.2.mlp.down_proj" in failure.attrib["message"]
     assert "14.6" in str(failure.text)
+    assert failure.attrib["message"] not in str(failure.text)
 
 
 def test_a_clean_run_has_no_failures(tmp_path: Path) -> None:
@@ -56,9 +57,15 @@ def test_what_was_not_compared_is_an_error(tmp_path: Path) -> None:
     }
     changed = verdict.model_copy(update={"verdict": Outcome.NOT_COMPARED, "levels": levels})
     write_sample_verdict(changed, tmp_path)
-    found = problems_of(make_suite(read_report(tmp_path), "a"))
+    suite = make_suite(read_report(tmp_path), "a")
+    found = problems_of(suite)
     assert (found["logits"], found["tokens"]) == ("error", "passed")
     assert "verdict" not in found
+    (error,) = parse(suite).iter("error")
+    assert error.attrib["message"] == "no logits"
+    # The body adds what the message does not say.
+    assert "no logits" not in str(error.text)
+    assert str(error.text).startswith("Not everything that was asked for could be compared")
 
 
 def test_an_outcome_that_no_level_has_is_a_test_of_its_own(tmp_path: Path) -> None:

@@ -352,3 +352,15 @@ def test_names_cannot_leave_their_cell_or_block() -> None:
     outside = rendered.split("````")[0::2]  # the fence is longer than any run inside
     assert len(outside) > 1
     assert all("<img" not in part for part in outside)
+
+
+def test_reason_in_a_note_is_not_repeated_in_the_table() -> None:
+    levels = {
+        "good": Level(verdict=Outcome.PASS, reason="better than a guess", compared=9),
+        "bad": Level(verdict=Outcome.FAIL, reason="worse than a guess", compared=9),
+    }
+    verdict = Verdict(
+        verdict=Outcome.FAIL, levels=levels, headline="Failed: bad.", notes=["good: better than a guess"],
+    )  # fmt: skip
+    text = printed(Report(Path(), verdict))
+    assert text.count("better than a guess") == text.count("worse than a guess") == 1
