@@ -152,41 +152,31 @@ def ab(
     (underpowered: the interval is too wide; or a suite ran on only one side).
     """
     from assay.runs import RunFolder, open_progress
+    from assay_bench.performance import running, stored
     from assay_bench.performance.records import choose_suites, make_request
-    from assay_bench.performance.running import (
-        Environment,
-        compare_environments,
-        find_python,
-        require_blocks,
-    )
-    from assay_bench.performance.stored import (
-        compare_stored,
-        find_stored,
-        read_sides,
-        refuse_other_run,
-    )
 
     for path in environments:
-        refuse_other_run(path)
-    if any(map(find_stored, environments)):
+        stored.refuse_other_run(path)
+    if any(map(stored.find_stored, environments)):
+        stored_runs = stored.read_sides(*environments)
         folder = RunFolder.create("bench ab", output)
-        stored = compare_stored(
-            read_sides(*environments),
+        found = stored.compare_stored(
+            stored_runs,
             environments,
             suites=choose_suites(suite or []),
             margin=margin,
             folder=folder.path,
         )
-        _end_ab(stored, folder.path, as_json=as_json)
+        _end_ab(found, folder.path, as_json=as_json)
     request = make_request(suite or [], run, model)
-    require_blocks(blocks)
+    running.require_blocks(blocks)
     for path in environments:
-        find_python(path)
+        running.find_python(path)
     with open_progress() as progress:
         with progress.step("reading the suites of both environments"):
-            sides = Environment.at(environments[0]), Environment.at(environments[1])
+            sides = running.Environment.at(environments[0]), running.Environment.at(environments[1])
         folder = RunFolder.resume("bench ab", output)
-        result = compare_environments(
+        result = running.compare_environments(
             sides,
             request,
             margin=margin,
@@ -281,35 +271,24 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.models.sources import remote_code_of, resolve_model
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
+    from assay_bench import run_tasks
     from assay_bench.comparing import chosen_metrics
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.results import judge_scores
-    from assay_bench.run_tasks import (
-        EvaluationRequest,
-        Settings,
-        TaskSuite,
-        evaluate,
-        parse_assignments,
-        parse_backend,
-        parse_batch_size,
-        read_suite,
-        require_known_tasks,
-        run_command_line,
-    )
 
-    chosen = TaskSuite(tasks=task) if task else read_suite(suite)
-    require_known_tasks(chosen.tasks)
+    chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
+    run_tasks.require_known_tasks(chosen.tasks)
     if num_fewshot is not None:
         chosen = chosen.model_copy(update={"fewshot": num_fewshot})
-    settings = Settings(
+    settings = run_tasks.Settings(
         limit=limit,
-        batch_size=parse_batch_size(batch_size),
+        batch_size=run_tasks.parse_batch_size(batch_size),
         apply_chat_template=apply_chat_template,
         system_instruction=system_instruction,
-        gen_kwargs=parse_assignments("gen-kwargs", gen_kwargs or []),
+        gen_kwargs=dict(run_tasks.parse_pairs("gen-kwargs", gen_kwargs or [])),
     )
     remote_code = remote_code_of(trusted=trust_remote_code)
-    backend = parse_backend(model_backend, model_args or [], processes, remote_code)
+    backend = run_tasks.parse_backend(model_backend, model_args or [], processes, remote_code)
     if backend is not None and candidate_setup is not None:
         raise UsageError("--candidate-setup needs assay's own loader: omit --model-backend")
     if backend is None:
@@ -318,9 +297,9 @@ def run(  # noqa: PLR0913 - one for each option
     folder = RunFolder.resume("bench run", output).path
     with open_progress() as progress:
         if backend is not None:
-            run_command_line(backend, chosen, settings, folder, progress)
+            run_tasks.run_command_line(backend, chosen, settings, folder, progress)
         else:
-            request = EvaluationRequest(
+            request = run_tasks.EvaluationRequest(
                 model=model,
                 run=run,
                 suite=chosen,
@@ -329,7 +308,7 @@ def run(  # noqa: PLR0913 - one for each option
                 folder=folder.resolve(),
                 **settings.model_dump(),
             )
-            evaluate(request, progress)
+            run_tasks.evaluate(request, progress)
     found = read_evaluation(folder)
     scores = judge_scores(found, chosen_metrics(found, chosen.terms.metrics))
     write_results(scores, [], folder)
@@ -443,13 +422,13 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.cli.ending import end_with
     from assay.runs import RunFolder
     from assay_bench.comparison_files import read_sides, write_comparison
-    from assay_bench.run_tasks import read_suite
+    from assay_bench.run_tasks import parse_pairs, read_suite
 
     changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
     metrics: dict[str, tuple[str, ...]] = {}
-    for place, name in _parse_pairs("metric", metric or []):
+    for place, name in parse_pairs("metric", metric or []):
         metrics[place] = (*metrics.get(place, ()), name)
-    clusters = dict(_parse_pairs("cluster", cluster or []))
+    clusters = dict(parse_pairs("cluster", cluster or []))
     was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
     terms, notes = _choose_terms(was, now, suite)
     if base.resolve() == candidate.resolve():
@@ -526,13 +505,3 @@ def _changed_terms(given: dict[str, float | None]) -> dict[str, Any]:
         if option == "margin" and value is not None and value >= 1:
             raise UsageError(f"--margin {value:g}: must be below 1; 0.02 is 2 points of accuracy")
     return {_TERMS[name]: value for name, value in given.items() if value is not None}
-
-
-def _parse_pairs(option: str, texts: list[str]) -> list[tuple[str, str]]:
-    """Parse values such as TASK=FIELD."""
-    from assay.errors import UsageError
-
-    for text in texts:
-        if not all(text.partition("=")):
-            raise UsageError(f"--{option} {text}: expected TASK=VALUE")
-    return [(task, value) for task, _, value in (text.partition("=") for text in texts)]

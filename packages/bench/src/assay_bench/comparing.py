@@ -115,18 +115,6 @@ def choose_terms(
 Pair = tuple[Item, Item]
 
 
-def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
-    """List how the questions of the tasks that both sides have differ.
-
-    Documents are matched by content, in any order.
-    """
-    found = list(_differing(base.asked, candidate.asked))
-    for name, task in base.tasks.items():
-        if name in candidate.tasks:
-            found += [f"{name}: {what}" for what in _differences_of(task, candidate.tasks[name])]
-    return found
-
-
 def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
     """Say why the same training can have given the candidate other weights; "" if nothing says so.
 
@@ -248,11 +236,6 @@ class TaskComparison:
     members: tuple[str, ...] = ()
     """The tasks of a pool."""
 
-    @property
-    def is_underpowered(self) -> bool:
-        """Return True if nothing but items is missing to decide."""
-        return self.judged is Outcome.NOT_COMPARED and not self.problem
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationComparison:
@@ -280,11 +263,6 @@ class EvaluationComparison:
     def judged(self) -> Outcome:
         """Return the worst outcome of all pools and tasks."""
         return overall_outcome(part.judged for part in self.parts)
-
-    @property
-    def is_underpowered(self) -> bool:
-        """Return True if all parts with the worst outcome are underpowered."""
-        return {part.is_underpowered for part in self.parts if part.judged is self.judged} == {True}
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:

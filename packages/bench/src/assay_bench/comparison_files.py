@@ -24,11 +24,10 @@ from assay_bench.comparing import (
     Terms,
     chosen_metrics,
     compare,
-    differences,
 )
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import PERPLEXITY, Evaluation, TaskResult, judge_scores
-from assay_bench.underpowered import TOO_FEW_ITEMS
+from assay_bench.underpowered import TOO_FEW_ITEMS, undecided_levels
 
 SCHEMA = 1
 
@@ -110,17 +109,15 @@ def accept(
 
 
 def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Terms) -> None:
-    if different := differences(before, now):
-        raise UsageError(
-            f"{path} holds answers to different questions ({'; '.join(different)}). To replace it:"
-            " --reason TEXT"
-        )
     worse = compare(before, now, terms)
     if worse.judged is not Outcome.PASS:
         failing = [
-            f"{part.name}: {TOO_FEW_ITEMS if part.is_underpowered else part.judged}"
-            for part in worse.parts
-            if part.judged is not Outcome.PASS
+            *worse.refused,
+            *(
+                f"{part.name}: {part.problem or (TOO_FEW_ITEMS if part.judged is Outcome.NOT_COMPARED else part.judged)}"
+                for part in worse.parts
+                if part.judged is not Outcome.PASS
+            ),
         ]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
@@ -249,14 +246,14 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         ],
         compared=sum(map(_num_compared, comparison.tasks)),  # a pool has the items of its tasks
         compared_unit="items",
-        headline=_headline(comparison),
+        headline=_headline(comparison, levels),
         # A task that only the base has is a level with its reason.
         unmatched=Unmatched(actual=[one for one in candidate.tasks if one not in base.tasks]),
     )
 
 
-def _headline(comparison: EvaluationComparison) -> str | None:
-    if comparison.is_underpowered:
+def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult]) -> str | None:
+    if undecided_levels(levels):
         return f"{TOO_FEW_ITEMS}."
     if comparison.judged is not Outcome.PASS:
         return None

@@ -233,16 +233,11 @@ def judge_scores(
     metrics: those to judge of a task; all of a task that is not named. NaN fails in any.
     """
     judged = evaluation.only(metrics or {}).tasks
-    levels = {
-        name: _non_finite(task) or _level(judged[name]) for name, task in evaluation.tasks.items()
-    }
-    tasks = evaluation.tasks.values()
-    is_finite = all(item.is_finite for task in tasks for item in task.items) and not any(
-        task.num_nan_calls for task in tasks
-    )
+    found = {name: _non_finite(task) for name, task in evaluation.tasks.items()}
+    levels = {name: level or _level(judged[name]) for name, level in found.items()}
     return conclude(
         levels,
-        None if is_finite else Cause("non-finite"),
+        Cause("non-finite") if any(found.values()) else None,
         # The message gives the reasons of all other levels.
         notes=[
             f"{name}: {one.level.reason}"

@@ -517,20 +517,16 @@ def run_command_line(
 def _hide_secrets(results: Path) -> None:
     """Hide secrets in the model arguments that lm-eval writes into its results."""
     content = read_json_object(results)
-    config = content.get("config")
-    if isinstance(config, dict) and "model_args" in config:
-        config["model_args"] = _hidden(config["model_args"])
-        write_whole(results, json.dumps(content, indent=2, ensure_ascii=False))
-
-
-def _hidden(arguments: object) -> object:
-    if isinstance(arguments, dict):
-        pairs = redact([f"{name}={value}" for name, value in arguments.items()])
-        return {
-            name: value if pair.endswith(f"={value}") else pair.partition("=")[2]
-            for (name, value), pair in zip(arguments.items(), pairs, strict=True)
-        }
-    return redact([arguments])[0] if isinstance(arguments, str) else arguments
+    config = content.get("config") or {}
+    arguments = config.get("model_args")
+    if isinstance(arguments, str):
+        config["model_args"] = redact([arguments])[0]
+    elif isinstance(arguments, dict):
+        for name, value in arguments.items():
+            (shown,) = redact([f"{name}={value}"])
+            if shown != f"{name}={value}":
+                arguments[name] = shown.partition("=")[2]
+    write_whole(results, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def _task_files(folder: Path) -> Path:
@@ -548,15 +544,12 @@ def _task_name(task: str, folder: Path) -> str:
     return name
 
 
-def parse_assignments(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse the values of a repeatable option KEY=VALUE. Raises: UsageError."""
-    pairs = {}
+def parse_pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse the values NAME=VALUE of a repeatable option. Raises: UsageError."""
     for text in texts:
-        key, separator, value = text.partition("=")
-        if not key or not separator:
-            raise UsageError(f"--{option} {text}: expected one KEY=VALUE")
-        pairs[key] = value
-    return pairs
+        if not all(text.partition("=")):
+            raise UsageError(f"--{option} {text}: expected NAME=VALUE")
+    return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
 
 
 _BATCH_SIZES = re.compile(r"[1-9]\d*|auto(:[1-9]\d*)?")
@@ -586,7 +579,7 @@ def parse_backend(
                 "--model-args and --processes need --model-backend, such as --model-backend hf"
             )
         return None
-    pairs = parse_assignments("model-args", arguments)
+    pairs = dict(parse_pairs("model-args", arguments))
     if "batch_size" in pairs:
         raise UsageError(
             f"--model-args batch_size={pairs['batch_size']}: --batch-size sets the batch size"

@@ -12,7 +12,6 @@ from assay_bench.results import judge_scores
 from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
 from assay_bench.tuning.records import MODEL_FOLDER, read_recipe, tuning_folder
 from assay_bench.tuning.running import open_folder, run_tunings
-from assay_bench.underpowered import TOO_FEW_ITEMS
 
 _BASELINES = Path(__file__).parent / "shipped"
 
@@ -58,7 +57,6 @@ def _compare_with_baseline(
     compared = RunFolder.create("bench compare", folder / way / "compared").path
     baseline = _BASELINES / f"micro-llama-{way}.json"
     comparison = compare_folders(baseline, asked, read_suite("retrained").terms, {}, compared)
-    CheckedVerdict.publish(compared)
-    words = TOO_FEW_ITEMS if comparison.is_underpowered else comparison.judged
-    progress.note(f"{way}: {words}; {compared / 'comparison.md'}")
+    verdict = CheckedVerdict.publish(compared)
+    progress.note(f"{way}: {verdict.headline or verdict.verdict} {compared / 'comparison.md'}")
     return overall_outcome([alone.verdict, comparison.judged])

@@ -179,7 +179,7 @@ def test_random_weights_do_not_pass_a_task_of_text_alone(tmp_path: Path) -> None
             ["run", "--task", "cloze", "--task", "nosuchtask", "--model", "absent/model"],
             "task nosuchtask: lm-eval does not know this name; `lm-eval ls tasks` lists all",
         ),
-        (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected TASK=VALUE"),
+        (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected NAME=VALUE"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(

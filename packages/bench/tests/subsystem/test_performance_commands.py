@@ -198,7 +198,7 @@ def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["perf", "--suite", "prefil"], "no suite 'prefil'; suites: training-step,"),
+        (["perf", "--suite", "prefil"], "unknown suite 'prefil'; did you mean prefill?"),
         (["perf", "--run", "cpu"], "'cpu' is not a run; write one as DEVICE/DTYPE"),
         (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
         (

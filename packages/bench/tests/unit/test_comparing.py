@@ -16,7 +16,6 @@ from assay_bench.comparing import (
     Terms,
     choose_terms,
     compare,
-    differences,
     pairs_of,
 )
 from assay_bench.comparison_files import (
@@ -207,9 +206,9 @@ def test_underpowered_pool_forbids_pass() -> None:
     few = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
     pooled = replace(found, pools=(replace(few.tasks[0], name="all"),))
     assert pooled.judged is verdict_of(pooled).verdict is Outcome.NOT_COMPARED
-    assert pooled.is_underpowered
+    assert verdict_of(pooled).headline == "underpowered: too few items to decide."
     nothing = replace(found.tasks[0], judged=Outcome.NOT_COMPARED, problem="not asked")
-    assert not replace(pooled, tasks=(nothing,)).is_underpowered
+    assert verdict_of(replace(pooled, tasks=(nothing,))).headline is None
 
 
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
@@ -458,7 +457,7 @@ def test_number_of_clusters_is_stated() -> None:
 
 def test_order_of_documents_does_not_matter() -> None:
     turned = replace(BASE, items=BASE.items[::-1])
-    assert differences(evaluation(BASE), evaluation(turned)) == []
+    assert compare(evaluation(BASE), evaluation(turned), TERMS).tasks[0].problem is None
     assert all(one.key == two.key for one, two in pairs_of(BASE, turned))
 
 

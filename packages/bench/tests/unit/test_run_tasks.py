@@ -1,5 +1,6 @@
 """Suites and their documents, and the command line of lm-eval."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from assay.errors import UsageError
 from assay.files import seal
 from assay.models.sources import hash_files, resolve_model
 from assay.runs import SilentProgress
+from assay_bench import run_tasks
 from assay_bench.commands import _changed_terms
 from assay_bench.comparing import Terms
 from assay_bench.run_tasks import (
@@ -247,7 +249,7 @@ def test_documents_of_a_task_file_are_found_from_any_folder(
         (None, ["a=b"], 1, "--model-args and --processes need --model-backend"),
         (None, [], 2, "--model-args and --processes need --model-backend"),
         ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
-        ("hf", ["pretrained"], 1, "--model-args pretrained: expected one KEY=VALUE"),
+        ("hf", ["pretrained"], 1, "--model-args pretrained: expected NAME=VALUE"),
         ("hf", ["batch_size=16"], 1, "batch_size=16: --batch-size sets the batch size"),
         ("hf", ["pretrained=./absent"], 1, "model './absent': no such folder"),
     ],
@@ -353,3 +355,20 @@ def test_every_task_of_lm_eval_is_known() -> None:
     names = TaskManager().all_tasks
     assert len(names) > 10_000
     require_known_tasks([*names, "mmlu_*"])
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"api_key": "x", "n": 1, "dtype": "a"}, {"api_key": "***", "n": 1, "dtype": "a"}),
+        ("model=m,api_key=x", "model=m,api_key=***"),
+        (None, None),
+    ],
+)
+def test_secrets_in_the_arguments_of_a_model_are_hidden(
+    given: object, written: object, tmp_path: Path
+) -> None:
+    (tmp_path / "results_1.json").write_text(json.dumps({"config": {"model_args": given}}))
+    run_tasks._hide_secrets(tmp_path / "results_1.json")
+    found = json.loads((tmp_path / "results_1.json").read_text())
+    assert found == {"config": {"model_args": written}}

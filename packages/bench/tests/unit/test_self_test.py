@@ -44,10 +44,11 @@ def run(
         def compare(baseline: Path, actual: Path, *_: Any) -> Any:
             assert baseline.is_file()
             asked.append(f"compare {baseline.name} {actual.relative_to(tmp_path)}")
-            return SimpleNamespace(judged=next(outcomes), is_underpowered=False)
+            return SimpleNamespace(judged=next(outcomes))
 
-        def publish(folder: Path) -> None:
+        def publish(folder: Path) -> Any:
             asked.append(f"write the page of {folder.relative_to(tmp_path)}")
+            return SimpleNamespace(headline="Decided.")
 
         monkeypatch.setattr(self_test, "run_tunings", tune)
         monkeypatch.setattr(self_test, "evaluate", evaluate)

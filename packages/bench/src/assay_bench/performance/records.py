@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import seal
 from assay.models.sources import resolve_model
 from assay.verdicts import SCHEMA, Record
@@ -35,10 +35,10 @@ SUITES: dict[str, Control] = {
 def require_suites(
     names: Iterable[str], known: Collection[str] = SUITES.keys(), where: str = ""
 ) -> None:
-    """Raise UsageError for a name that is not in `known`. where: the environment; "" for this one."""
+    """Raise UsageError for a name that is not in `known`. where: start of the message."""
     for name in names:
         if name not in known:
-            raise UsageError(f"no suite {name!r}{where}; suites: {', '.join(known)}")
+            raise UsageError(f"{where}{suggest('suite', name, known)}")
 
 
 def choose_suites(names: Sequence[str]) -> list[str]:

@@ -111,7 +111,7 @@ class Environment:
 
     def require(self, suites: Iterable[str]) -> None:
         """Raise UsageError for a missing suite."""
-        require_suites(suites, self.suites, f" in {self.name}")
+        require_suites(suites, self.suites, f"{self.name}: ")
 
 
 def find_python(path: Path) -> Path:
@@ -288,13 +288,13 @@ class SuiteComparison(Record):
     suite: str
     speed: Speed
     ratio: float
-    lower: float | None
+    lower: float | None = None
     """Lower end of the interval of 95 % confidence; None for too few blocks."""
-    upper: float | None
+    upper: float | None = None
     block_ratios: list[float]
     """Fastest round of B over the fastest round of A in each block."""
-    control_ratio: float | None = None
-    """Read control of B over that of A, if the sides did not take turns."""
+    control_ratio: float
+    """Read control of B over that of A."""
 
 
 class EnvironmentComparison(Record):
@@ -321,23 +321,28 @@ class EnvironmentComparison(Record):
     """False for stored results, which were measured at different times."""
     provenance: dict[str, Any] = Field(default_factory=dict)
 
-    def to_json(self) -> str:
-        """Format the text of ab.json."""
-        return self.model_dump_json(by_alias=True, indent=1) + "\n"
-
 
 def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteComparison:
-    """Compare one suite that both sides ran in all blocks."""
-    ratios = []
-    for block in blocks:
-        (expected,) = (one for one in block.expected if one.suite == suite)
-        (actual,) = (one for one in block.actual if one.suite == suite)
-        ratios.append(actual.fastest / expected.fastest)
-    ratio, lower, upper = ratio_interval(ratios)
-    speed = judge_speed(lower, upper, margin)
-    return SuiteComparison(
-        suite=suite, speed=speed, ratio=ratio, lower=lower, upper=upper, block_ratios=ratios
+    """Compare one suite that both sides ran in all blocks. Too few blocks for an interval are underpowered."""
+    pairs = [
+        (one, other)
+        for block in blocks
+        for one in block.expected
+        for other in block.actual
+        if one.suite == other.suite == suite
+    ]
+    ratios = [actual.fastest / expected.fastest for expected, actual in pairs]
+    found = SuiteComparison(
+        suite=suite,
+        speed="underpowered",
+        ratio=median(ratios),
+        block_ratios=ratios,
+        control_ratio=median(min(b.read_seconds) / min(a.read_seconds) for a, b in pairs),
     )
+    if len(blocks) >= MIN_BLOCKS:
+        found.ratio, found.lower, found.upper = ratio_interval(ratios)
+        found.speed = judge_speed(found.lower, found.upper, margin)
+    return found
 
 
 Side = Literal["A", "B"]
@@ -474,7 +479,7 @@ def compare_environments(
         blocks=blocks,
         provenance=provenance(),
     )
-    write_whole(folder / COMPARISON_FILE, result.to_json())
+    write_sealed(folder / COMPARISON_FILE, result)
     return result
 
 
@@ -500,7 +505,7 @@ def compare_blocks(
             case 0:
                 compared.append(compare_suite(suite, blocks, margin))
             case 1:
-                not_compared[suite] = f"only one side could run it; {words}"
+                not_compared[suite] = words
             case _:
                 skipped[suite] = words
     return compared, not_compared, skipped
@@ -562,7 +567,7 @@ def comparison_table(result: EnvironmentComparison) -> Table:
     table = new_table("SUITE", "B TO A", "95 % INTERVAL", *control, "VERDICT", wraps=False)
     for suite in result.suites:
         interval = "" if suite.lower is None else f"{suite.lower:.3f} to {suite.upper:.3f}"
-        controls = [] if suite.control_ratio is None else [f"{suite.control_ratio:.3f}"]
+        controls = [f"{suite.control_ratio:.3f}"] * len(control)
         table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, *controls, suite.speed)
     others = dict.fromkeys(result.not_compared, "not compared")
     for name, word in (others | dict.fromkeys(result.skipped, "not run")).items():

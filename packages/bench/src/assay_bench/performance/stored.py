@@ -7,21 +7,18 @@ different times: a change of the machine between them is a part of the ratio. Th
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from assay.errors import UsageError
-from assay.files import file_digest, read_json_object, read_sealed, write_whole
+from assay.files import file_digest, read_json_object, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.runs.folders import MARK
-from assay_bench.performance.records import RESULT_FILE, PerformanceResult, SuiteResult
+from assay_bench.performance.records import RESULT_FILE, PerformanceResult
 from assay_bench.performance.running import (
     COMPARISON_FILE,
-    MIN_BLOCKS,
     SIDES,
     Block,
     EnvironmentComparison,
-    SuiteComparison,
-    compare_suite,
+    compare_blocks,
 )
 
 
@@ -103,32 +100,27 @@ def compare_stored(
     """
     first, second = sides[0][0], sides[1][0]
     _require_alike((first, second), ("machine", "model"), f"{paths[0]} and {paths[1]}")
+    known = {
+        name
+        for run in (*sides[0], *sides[1])
+        for name in (*(one.suite for one in run.suites), *run.skipped)
+    }
+    asked = [suite for suite in suites if suite in known]
     blocks = [
         Block(
-            expected=a.suites, actual=b.suites, skipped={"A": dict(a.skipped), "B": dict(b.skipped)}
+            expected=a.suites,
+            actual=b.suites,
+            skipped={"A": _find_absent(a, asked), "B": _find_absent(b, asked)},
         )
         for a, b in zip(*sides, strict=False)
     ]
-    compared: list[SuiteComparison] = []
-    missing: dict[str, str] = {}
-    for suite in suites:
-        lists = ([block.expected for block in blocks], [block.actual for block in blocks])
-        has = [all(_has(suite, results) for results in side) for side in lists]
-        if all(has):
-            compared.append(_compare(suite, blocks, margin))
-        elif any(_has(suite, results) for side in lists for results in side):
-            without = [side for side, is_there in zip(SIDES, has, strict=True) if not is_there]
-            missing[suite] = f"not every run of {' and '.join(without)} measured it"
+    compared, not_compared, skipped = compare_blocks(blocks, asked, margin)
     runs = [side[0].run for side in sides]
     result = EnvironmentComparison(
         margin=margin,
         suites=compared,
-        not_compared=missing,
-        skipped={
-            suite: reason
-            for suite, reason in first.skipped.items()
-            if suite in second.skipped and suite in suites and suite not in missing
-        },
+        not_compared=not_compared,
+        skipped=skipped,
         environments={
             side: {"name": str(path), "run": one.run, "versions": one.versions}
             for side, path, one in zip(SIDES, paths, (first, second), strict=True)
@@ -139,28 +131,15 @@ def compare_stored(
         took_turns=False,
         provenance=provenance(),
     )
-    write_whole(folder / COMPARISON_FILE, result.to_json())
+    write_sealed(folder / COMPARISON_FILE, result)
     return result
 
 
-def _has(suite: str, results: Sequence[SuiteResult]) -> bool:
-    return any(one.suite == suite for one in results)
-
-
-def _compare(suite: str, blocks: Sequence[Block], margin: float) -> SuiteComparison:
-    pairs = [
-        (one, other)
-        for block in blocks
-        for one in block.expected
-        for other in block.actual
-        if one.suite == other.suite == suite
-    ]
-    control = median(min(b.read_seconds) / min(a.read_seconds) for a, b in pairs)
-    if len(blocks) >= MIN_BLOCKS:
-        found = compare_suite(suite, blocks, margin)
-        return found.model_copy(update={"control_ratio": control})
-    ratios = [b.fastest / a.fastest for a, b in pairs]
-    return SuiteComparison(
-        suite=suite, speed="underpowered", ratio=median(ratios), lower=None, upper=None,
-        block_ratios=ratios, control_ratio=control,
-    )  # fmt: skip
+def _find_absent(run: PerformanceResult, suites: Sequence[str]) -> dict[str, str]:
+    """Return the reason of each suite that a run does not have."""
+    has = {one.suite for one in run.suites}
+    return {
+        name: run.skipped.get(name, "not every run measured it")
+        for name in suites
+        if name not in has
+    }

@@ -40,6 +40,7 @@ from assay.training.trainers.reference import ReferenceTrainer
 from assay.watchdog import temporary_folder
 from assay_bench.performance.records import (
     NUM_WARMUP_ROUNDS,
+    SUITES,
     SuiteEvent,
     SuiteRequest,
     SuiteResult,
@@ -311,17 +312,14 @@ def checkpoint_load(bench: Workbench) -> Work[Path]:
     return Work(lambda: folder, trainer.load, num_bytes=_bytes_in(folder))
 
 
-# In the order of `records.SUITES`, which has the same names and imports no torch.
-FUNCTIONS: dict[str, Callable[[Workbench], Work[Any]]] = {
-    "training-step": training_step,
-    "prefill": prefill,
-    "decode": decode,
-    "collectives": collectives,
-    "capture": capture,
-    "compare": compare,
-    "checkpoint-save": checkpoint_save,
-    "checkpoint-load": checkpoint_load,
-}
+# `records.SUITES` has their names, and imports no torch.
+FUNCTIONS: dict[str, Callable[[Workbench], Work[Any]]] = dict(
+    zip(
+        SUITES,
+        (training_step, prefill, decode, collectives, capture, compare, checkpoint_save, checkpoint_load),
+        strict=True,
+    )
+)  # fmt: skip
 
 
 def _make_trainer(

@@ -12,11 +12,10 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from scipy.stats import norm
 from scipy.stats import t as student_t
@@ -66,6 +65,8 @@ from assay_bench.underpowered import UNDERPOWERED, undecided_levels, underpowere
 
 # Chance that a model passes that learned nothing, or whose held-out loss rises by the margin.
 SIGNIFICANCE = 0.01
+_BATCHES = ("steps", "batch_size", "sequence_length")
+
 # Chance that the reported number of rows decides, as for scores (assay_bench.results).
 _POWER = 0.8
 
@@ -111,7 +112,11 @@ def judge_tunings(
                 for n, one in levels.items()
                 if one.level.verdict is Outcome.PASS
             ),
-            *(note for tuning in tunings for note in _notes(tuning)),
+            *(
+                f"{tuning.record.title}: {sum(one.tokens for one in tuning.losses):,} tokens in"
+                f" {sum(one.seconds for one in tuning.losses):.0f} s"
+                for tuning in tunings
+            ),
         ],
         compared_unit="losses",
         headline=_headline(levels, has_baseline=baseline is not None),
@@ -129,39 +134,13 @@ def _headline(levels: Mapping[str, LevelResult], *, has_baseline: bool) -> str |
     return f"Each tuned model learned its mixture and kept each source{losses}."
 
 
-@dataclass(frozen=True)
-class HeldOutPart:
+class HeldOutPart(NamedTuple):
     """Losses of held-out rows, in nats per token."""
 
     before: list[float]
     after: list[float]
     margin: float
     """Largest acceptable rise."""
-
-    @cached_property
-    def changes(self) -> list[float]:
-        """Return the change of each row."""
-        return [now - was for was, now in zip(self.before, self.after, strict=True)]
-
-    @property
-    def error(self) -> float:
-        """Return the standard error of the mean change."""
-        return stdev(self.changes) / math.sqrt(len(self.changes))
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Return the lower and upper bound of the mean change, each one-sided (Student's t)."""
-        width = float(student_t.isf(SIGNIFICANCE, len(self.changes) - 1)) * self.error
-        return fmean(self.changes) - width, fmean(self.changes) + width
-
-    @property
-    def rows_needed(self) -> int:
-        """Return how many rows decide on which side of the margin this mean change is, 8 times of 10."""
-        deviation = self.error * math.sqrt(len(self.changes))
-        quantiles = float(norm.isf(SIGNIFICANCE) + norm.isf(1 - _POWER))
-        distance = abs(self.margin - fmean(self.changes)) or math.ulp(1.0)
-        needed = math.ceil((quantiles * deviation / distance) ** 2)
-        return max(needed, len(self.changes) + 1)
 
 
 def held_out_parts(record: TuningRecord) -> dict[str, HeldOutPart]:
@@ -190,17 +169,22 @@ def judge_held_out(part: HeldOutPart, tuning: Tuning) -> LevelResult:
         f"held-out loss {before:.4f} before and {after:.4f} nats per token after {len(tuning.losses)} steps"
         f" (perplexity {_perplexity(before)} -> {_perplexity(after)})"
     )
-    if not all(map(math.isfinite, part.changes)):
+    changes = [now - was for was, now in zip(part.before, part.after, strict=True)]
+    if not all(map(math.isfinite, changes)):
         return failed(num_rows, found)
-    low, high = part.bounds
-    limit = f"and must be below {part.margin:g}"
+    mean, error = fmean(changes), stdev(changes) / math.sqrt(num_rows)
+    width = float(student_t.isf(SIGNIFICANCE, num_rows - 1)) * error
+    low, high, limit = mean - width, mean + width, f"and must be below {part.margin:g}"
     if high < part.margin:
         return passed(num_rows, reason=f"{found}: the change is at most {high:+.4f}, {limit}")
     if low >= part.margin:
         return failed(num_rows, f"{found}: the change is at least {low:+.4f}, {limit}")
+    quantiles = float(norm.isf(SIGNIFICANCE) + norm.isf(1 - _POWER))
+    distance = abs(part.margin - mean) or math.ulp(1.0)
+    needed = max(num_rows + 1, math.ceil(num_rows * (quantiles * error / distance) ** 2))
     return underpowered(
-        f"{found}: the change is between {low:+.4f} and {high:+.4f}, {limit}; about {part.rows_needed:,} rows"
-        " would decide: set held_out_rows in the recipe",
+        f"{found}: the change is between {low:+.4f} and {high:+.4f}, {limit}; about {needed:,} rows would decide:"
+        " set held_out_rows in the recipe",
         num_rows,
     )
 
@@ -223,8 +207,13 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult
         ("data", record.start.data_hash, expected.start.data_hash),
         ("initial weights", record.start.weights_hash, expected.start.weights_hash),
         ("shares of the data", record.recipe.shares, expected.recipe.shares),
-        ("batches", _batches_of(record), _batches_of(expected)),
-        ("learning rate or features", _way_of(record), _way_of(expected)),
+        *(
+            (name, getattr(record.recipe, name), getattr(expected.recipe, name))
+            for name in _BATCHES
+        ),
+        # Trainer and ranks change losses by rounding only.
+        ("learning rate", record.way.learning_rate, expected.way.learning_rate),
+        ("features", sorted(record.way.features), sorted(expected.way.features)),
     ):
         if ours != theirs:
             reason = f"the baseline has different {what}: {theirs}, not {ours}"
@@ -234,22 +223,6 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult
     except UsageError as error:
         return not_compared(str(error))
     return judge_losses(tuning.curve, band)
-
-
-def _batches_of(record: TuningRecord) -> dict[str, int]:
-    return record.recipe.model_dump(include={"steps", "batch_size", "sequence_length"})
-
-
-def _way_of(record: TuningRecord) -> dict[str, object]:
-    """Return the settings that change losses by more than rounding: not trainer and ranks."""
-    return {"learning_rate": record.way.learning_rate, "features": sorted(record.way.features)}
-
-
-def _notes(tuning: Tuning) -> list[str]:
-    record = tuning.record
-    tokens = sum(one.tokens for one in tuning.losses)
-    seconds = sum(one.seconds for one in tuning.losses)
-    return [f"{record.title}: {tokens:,} tokens in {seconds:.0f} s"]
 
 
 def _row(level: str, part: HeldOutPart) -> Measurement:
