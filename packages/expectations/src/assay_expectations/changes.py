@@ -326,7 +326,8 @@ def _next_steps(
     if change.kind == "break":
         if steps := _steps_to_operation(expected, actual, change):
             return steps
-        verify = assay_command("expect", "verify", old, run=actual.provenance.run)
+        model = None if actual.model == expected.model else actual.model
+        verify = assay_command("expect", "verify", old, run=actual.provenance.run, model=model)
         return [
             NextStep("to see whether the model's code changed too, where NEW was captured", verify),
             NextStep("keep NEW only if the change is intended"),

@@ -176,9 +176,6 @@ def observe(
 ) -> Observed:
     """Run the model on the tokens of `signature`, while `watch` records its usage."""
     tokens, top_ids = _tokens_of(signature)
-    size = 0 if signature.outputs else side.loaded.vocab_size
-    if size and size <= (largest := max(int(ids.max()) for rows in top_ids for ids in rows)):
-        raise UsageError(f"the vocabulary has {size} ids, and the capture has id {largest}")
     with watched(side, watch) as tracer:
         given, outputs = run_rows(side, batches, tokens, tracer)
     if outputs != signature.outputs:
@@ -321,6 +318,8 @@ def _find_changed_weights(
         for name in sorted(expected.keys() | actual.keys())
         if expected.get(name) != actual.get(name)
     ]
+    if not names:
+        return [], []
     found = find_sources(model, dict.fromkeys(names, torch.empty(0)))
     held = {
         **dict(model.named_parameters(remove_duplicate=False)),

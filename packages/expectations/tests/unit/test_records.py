@@ -11,6 +11,7 @@ from assay_expectations.records import (
     Expectation,
     Weight,
     content_differences,
+    has_same_inputs,
     machine_differences,
     place_of,
     read_expectation,
@@ -65,6 +66,23 @@ def test_different_inputs_and_settings_are_named() -> None:
         "different tokenizer",
         "seed 0 → 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_same"),
+    [
+        ({"a.weight": WEIGHT, "extra.weight": WEIGHT}, True),
+        ({"a.weight": WEIGHT.model_copy(update={"hash": "h2"})}, True),
+        # Of another vocabulary, whose ids have other meanings.
+        ({"a.weight": WEIGHT.model_copy(update={"shape": [4, 3]})}, False),
+    ],
+)
+def test_models_of_equal_shapes_run_the_same_tokens(
+    weights: dict[str, Weight], *, is_same: bool
+) -> None:
+    other = CONTENT.model_copy(update={"weights": weights, "tokenizer_hash": "t2"})
+    assert has_same_inputs(CONTENT, other) is has_same_inputs(other, CONTENT) is is_same
+    assert not has_same_inputs(CONTENT, other.model_copy(update={"prompts_hash": "p2"}))
 
 
 def test_machines_differ_in_named_parts() -> None:
