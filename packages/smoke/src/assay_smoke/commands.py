@@ -187,14 +187,25 @@ def plan(  # noqa: PLR0913 - one for each option
 _Coverage = Literal["one", "pairwise", "full"]
 
 
+def _require_libraries(names: list[str] | None) -> list[str] | None:
+    """Read the files of libraries as an option is parsed, so that `assay ci plan` does too."""
+    from assay_smoke.external.library import COMMAND, read_library
+
+    for name in names or ():
+        if name.startswith(COMMAND):
+            read_library(Path(name.removeprefix(COMMAND)).expanduser())
+    return names
+
+
 @with_options
 def run(  # noqa: PLR0913 - one for each option
     names: Annotated[
         list[str] | None,
-        Option(
-            "Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
+        typer.Argument(
+            metavar="[CASE|command:FILE.toml]...",
+            help="Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
             " its own command line. Default: the plan.",
-            "[CASE|command:FILE.toml]...",
+            callback=_require_libraries,
         ),
     ] = None,
     *,
@@ -217,8 +228,13 @@ def run(  # noqa: PLR0913 - one for each option
         typer.Option("-k", metavar="EXPR", help="Run only ids that match, like `pytest -k`."),
     ] = None,
     device: Annotated[
-        str, Option("Device to train on; `assay devices` lists them.", "DEVICE", group="Training")
-    ] = "cpu",
+        str | None,
+        Option(
+            "Device to train on; `assay devices` lists them. Default: cpu, or that of FILE.toml.",
+            "DEVICE",
+            group="Training",
+        ),
+    ] = None,
     run: Annotated[
         str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
     ] = None,
@@ -248,8 +264,8 @@ def run(  # noqa: PLR0913 - one for each option
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
     from assay_smoke.external.levels import NOT_JUDGED
+    from assay_smoke.external.library import COMMAND
     from assay_smoke.session.command import (
-        COMMAND,
         SessionOptions,
         describe_extent,
         describe_outcomes,
@@ -259,7 +275,7 @@ def run(  # noqa: PLR0913 - one for each option
     options = SessionOptions(
         names=tuple(names or ()),
         plan=plan,
-        device=device if run is None else run.partition("/")[0],
+        own_device=device if run is None else run.partition("/")[0],
         precision=None if run is None else run.partition("/")[2],
         coverage=coverage,
         cards=cards,

@@ -55,6 +55,19 @@ def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
     assert done.stdout == ""
 
 
+def test_a_plan_of_ci_reads_the_keys_of_a_library(tmp_path: Path) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci/train.toml").write_text('lauch = "train.py"\n')
+    (tmp_path / "assay.toml").write_text(
+        '[machines.box]\nrun = "cpu/float32"\n[[smoke]]\ncase = "command:ci/train.toml"\n'
+    )
+    done = run_command("ci", "plan", "--root", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "assay: assay.toml: smoke: ci/train.toml: there is no key `lauch` (did you mean `launch`?)"
+    )
+
+
 def test_a_case_of_one_process_passes(tmp_path: Path) -> None:
     done = assay("run", "one-process-1", "--output", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from assay.api.options import Option
 from assay.ci.configuration import Step
 from assay.cli.derived_commands import with_options
 from assay.cli.ending import WrongUsage
-from assay.errors import MachineError, UsageError
+from assay.errors import AssayError, MachineError, UsageError
 from assay.output.streams import print_error, print_text
 
 ci_app = typer.Typer(
@@ -227,6 +228,8 @@ def run(
     """
     from assay.ci.configuration import list_steps, read_configuration
     from assay.ci.running import run_steps, write_job
+    from assay.devices.detection import require_run
+    from assay.devices.run_string import parse_run
     from assay.report.page.html import INDEX_FILE, append_summary
     from assay.runs import RunFolder
 
@@ -241,6 +244,10 @@ def run(
             f"the packages of {', '.join(absent)} are not installed: assay ci install {machine}"
         )
     _require_one_task(os.environ)
+    run = parse_run(read.find(machine).run)
+    own = [step.words for step in steps if "--candidate-python" not in step.words]
+    if {str(run), run.device} & {word for words in own for word in words}:
+        require_run(run)  # once, not in every command
     folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
     title = f"{machine}, rehearsed on {judged}" if judged else machine
     job = run_steps(title, steps, root, folder)
@@ -269,7 +276,7 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
 
     application: the command `assay`.
     Returns: the steps whose commands are not installed.
-    Raises: UsageError for a wrong option or a missing file.
+    Raises: UsageError for a wrong option, a missing file, or a wrong key in the file of a command.
     """
     from assay.ci.configuration import find_missing
 
@@ -285,9 +292,11 @@ def _require_valid(steps: Sequence[Step], root: Path, application: Any) -> list[
             absent.append(step.name)
             continue
         try:
-            command.make_context(words[0] if words else "", words)
+            with chdir(root):
+                command.make_context(words[0] if words else "", words)
         except Exception as error:
-            if not isinstance(error, WrongUsage):
+            if not isinstance(error, WrongUsage | AssayError):
                 raise
-            raise UsageError(f"assay.toml: {step.entry}: {error.format_message()}") from None
+            message = error.format_message() if isinstance(error, WrongUsage) else str(error)
+            raise UsageError(f"assay.toml: {step.entry}: {message}") from None
     return list(dict.fromkeys(absent))

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from assay.ci.configuration import Step
 from assay.ci.running import JUNIT_FILE, SUMMARY_FILE, JobResult, run_steps, write_job
 from assay.cli.application import app
+from assay.errors import MachineError
 from assay.report.run_report import Report
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
@@ -132,6 +133,35 @@ def test_a_job_is_rehearsed_on_another_device(
     assert started == [
         ("box, rehearsed on cpu/float16", ("check", "load", "m", "--run", "cpu/float16"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_refused"),
+    [
+        ("", True),
+        ("candidate-python = 'old/bin/python'", False),
+        ("candidate = 'cpu/bfloat16'", False),
+    ],
+)
+def test_an_absent_device_is_an_error_before_the_first_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, is_refused: bool
+) -> None:
+    (tmp_path / "assay.toml").write_text(
+        f'[machines.box]\nrun = "cuda/bfloat16"\n[[generate]]\nmodel = "m"\n{entry}'
+    )
+
+    def refuse(run: Run) -> None:
+        raise MachineError(f"{run}: there is no such device")
+
+    def start(*_: object) -> JobResult:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("assay.devices.detection.require_run", refuse)
+    monkeypatch.setattr("assay.ci.running.run_steps", start)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["ci", "run", "box", "--output", "out"])
+    assert isinstance(done.exception, MachineError) is is_refused
+    assert (tmp_path / "out").exists() is not is_refused
 
 
 @pytest.mark.parametrize(

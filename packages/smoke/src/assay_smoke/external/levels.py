@@ -115,10 +115,14 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
             if not abs(rate - due) <= _LOGGED_RATE * abs(due):
                 reason = (
                     f"the learning rate of step {step} of the {run.launch.name} run is {rate:g},"
-                    f" {'expected' if declared else 'in the uninterrupted run'} {due:g} (the schedule"
-                    " must advance once per step, not per micro-batch; a resume must restore it, and the optimizer,"
-                    " which holds the rate)"
+                    f" {'expected' if declared else 'in the uninterrupted run'} {due:g}"
                 )
+                if run.launch.first_step:
+                    reason += " (a resume must restore the schedule, and the optimizer, which holds the rate)"
+                    return failed_checkpoint(
+                        step, compared, reason, diagnosis="checkpoint-mismatch"
+                    )
+                reason += " (the schedule must advance once per step, not per micro-batch)"
                 location = Location(phase="optimizer", step=step)
                 return failed(compared, reason, "optimizer-update", location)
     if not compared:
@@ -406,15 +410,18 @@ _MAKE_RUNS = ("resume", "sigterm", "equivalent")
 _LAST, _EXPLAINED = "first-save", "resume"
 
 
-def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
+def run_external(
+    toml: Path, folder: Path, progress: Progress, device_name: str | None = None
+) -> Verdict:
     """Run the library that `toml` describes, and judge it.
 
+    device_name: to train on, if not the file's.
     folder: an existing one. It gets a log and the output of every run, and verdict.json. After a
         PASS, the outputs with their checkpoints are removed.
     Raises: UsageError or MachineError, with nothing left running, for a file that does not describe
         a library, and for a library that contradicts its file.
     """
-    library = require_runnable(toml)
+    library = require_runnable(toml, device_name)
     device = open_device(library.device)
     with local_folder(resolve_model(library.model), "refuse") as model:
         first = Launch("uninterrupted", library, model, folder, toml.resolve().parent, device)

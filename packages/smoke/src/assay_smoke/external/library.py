@@ -17,11 +17,14 @@ from assay.files import UnreadableFileError, describe_problem, read_toml
 from assay.foreign_text import one_line, shorten
 from assay.verdicts import Record
 
+# Before the path of a file, among names of cases.
+COMMAND = "command:"
+
 # Placeholders of a launch line. `resume` also has `resume_from`, and `checkpoints.folder` has `step`.
 PLACEHOLDERS = frozenset(
     {
         "python", "model", "data", "output", "steps", "save_every", "saves", "keep", "seed", "ranks",
-        "cards", "port", "batch_size", "accumulation",
+        "device", "cards", "port", "batch_size", "accumulation",
     }
 )  # fmt: skip
 # Placeholders that state how the rows of a step are split.

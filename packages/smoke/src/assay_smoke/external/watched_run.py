@@ -80,7 +80,7 @@ class Launch:
         values = {
             "python": sys.executable, "model": self.model, "output": self.output.resolve(),
             "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
-            "ranks": library.ranks, "cards": library.cards,
+            "ranks": library.ranks, "device": library.device, "cards": library.cards,
             "batch_size": library.batch_size, "accumulation": library.accumulation,
             "saves": len(library.saved_steps),
             "keep": len(library.saved_steps) if library.keep is None else library.keep,
@@ -104,12 +104,15 @@ def search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def require_runnable(toml: Path) -> ExternalLibrary:
+def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibrary:
     """Read the library that `toml` describes, and check what its launch line needs of this machine.
 
+    device_name: to train on, if not the file's.
     Raises: UsageError or MachineError for a wrong key, program, port or number of cards.
     """
     library = read_library(toml)
+    if device_name is not None:
+        library = library.model_copy(update={"device": device_name})
     program, path = fill(library.launch[0], {"python": sys.executable}), search_path()
     if not any(shutil.which(name, path=path) for name in (program, str(toml.parent / program))):
         hint = library.install or "install it, or give its path"

@@ -34,7 +34,7 @@ from assay.verdicts import SCHEMA, Outcome, Record, Verdict
 from assay_smoke.cases.running import TRAINERS, CaseRun, is_deepspeed, prepare
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
 from assay_smoke.external.levels import run_external
-from assay_smoke.external.library import read_library
+from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
 from assay_smoke.judging import verdict_of
 from assay_smoke.machine import failed_part
@@ -232,8 +232,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-COMMAND = "command:"
-
 _COLLECTIVE_SECONDS = 60.0
 
 
@@ -264,12 +262,16 @@ def case_item(
     return SessionItem(case.id, command, run, case.cards)
 
 
-def external_item(toml: Path) -> SessionItem:
-    """Make the item of a library. examples/trl_sft/smoke-lora.toml gets the name `trl_sft-lora`."""
+def external_item(toml: Path, device: str | None = None) -> SessionItem:
+    """Make the item of a library. examples/trl_sft/smoke-lora.toml gets the name `trl_sft-lora`.
+
+    device: to train on, if not the file's.
+    """
     folder, stem = toml.resolve().parent.name, toml.stem
     name = folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}"
-    command = f"assay smoke run {COMMAND}{toml}"
-    return SessionItem(name, command, partial(run_external, toml.resolve()), is_planned=False)
+    command = assay_command("smoke", "run", f"{COMMAND}{toml}", device=device)
+    run = partial(run_external, toml.resolve(), device_name=device)
+    return SessionItem(name, command, run, is_planned=False)
 
 
 def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
@@ -444,7 +446,8 @@ class SessionOptions:
 
     names: tuple[str, ...] = ()
     plan: Path | None = None
-    device: str = "cpu"
+    own_device: str | None = None
+    """None: the host for cases, and that of its file for a library."""
     precision: str | None = None
     coverage: Coverage = "pairwise"
     cards: int | None = None
@@ -452,6 +455,11 @@ class SessionOptions:
     keyword: str | None = None
     trainer: str | None = None
     timeout: float = 300.0
+
+    @property
+    def device(self) -> str:
+        """Return the device of cases."""
+        return self.own_device or HOST
 
 
 def run_session(
@@ -527,10 +535,9 @@ def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem
     ]
     for name in commands:
         toml = Path(name.removeprefix(COMMAND)).expanduser()
-        read_library(toml)  # a misspelled name is an error even if -k does not match it
-        external = external_item(toml)
+        external = external_item(toml, options.own_device)
         if _matches(options.keyword, external.name):
-            require_runnable(toml)
+            require_runnable(toml, options.own_device)
             items.append(external)
     if not items:
         raise UsageError(f"nothing to run: {_left_by(options)}")

@@ -7,7 +7,12 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_smoke.external import levels
-from assay_smoke.external.levels import judge_checkpoints, judge_first_save, judge_memory
+from assay_smoke.external.levels import (
+    judge_checkpoints,
+    judge_first_save,
+    judge_learning_rates,
+    judge_memory,
+)
 from assay_smoke.external.runs import SavedModel
 from assay_smoke.machine import MemoryUse
 
@@ -136,6 +141,33 @@ def test_a_crash_of_the_short_run_is_no_pass(
     level = judge_first_save(cycle).level
     assert level.verdict is verdict
     assert ("exited with code 3" in str(level.reason)) is not ended_well
+
+
+@pytest.mark.parametrize(
+    ("first_step", "diagnosis", "cause"),
+    [
+        (0, "optimizer-update", "the schedule must advance once per step, not per micro-batch"),
+        (1, "checkpoint-mismatch", "a resume must restore the schedule, and the optimizer, which holds the rate"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
+    first_step: int, diagnosis: str, cause: str
+) -> None:
+    def made(name: str, first: int, rates: list[float]) -> SimpleNamespace:
+        losses = [SimpleNamespace(learning_rate=rate) for rate in rates]
+        return SimpleNamespace(launch=SimpleNamespace(name=name, first_step=first), losses=losses)
+
+    whole, other = made("uninterrupted", 0, [3.0, 2.0]), made("other", first_step, [2.5])
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(learning_rates=None), uninterrupted=whole, runs=[whole, other]
+    )
+    result = judge_learning_rates(cycle)
+    found: Any = result.cause
+    step = first_step + 1
+    assert result.level.reason == (
+        f"the learning rate of step {step} of the other run is 2.5, in the uninterrupted run {4 - step} ({cause})"
+    )
+    assert (found.diagnosis, found.location.step) == (diagnosis, step)
 
 
 MIB = 1 << 20

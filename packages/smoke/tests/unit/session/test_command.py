@@ -5,17 +5,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from assay.errors import MachineError, UsageError
 from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
+from assay_smoke.commands import app
+from assay_smoke.external.watched_run import Launch, require_runnable
 from assay_smoke.session.command import (
     CaseResult,
     SessionItem,
     SessionOptions,
     SessionReport,
+    external_item,
     phases_of,
     run_session,
     run_with_retry,
@@ -47,14 +51,24 @@ def test_cases_of_a_library_that_is_not_installed_say_what_to_install(
 def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
     tmp_path: Path,
 ) -> None:
-    missing = tmp_path / "smoke.toml"
-    ran: list[object] = []
-    options = SessionOptions((f"command:{missing}",), keyword="one-process-1")
+    missing, output = tmp_path / "smoke.toml", tmp_path / "run"
+    words = ["run", f"command:{missing}", "-k", "one-process-1", "--output", str(output)]
+    done = CliRunner().invoke(app, words)
+    assert str(done.exception).startswith(f"{missing}: cannot be read: No such file")
+    assert not output.exists()
 
-    with pytest.raises(UsageError, match=f"^{missing}: cannot be read: No such file"):
-        run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
 
-    assert ran == []
+def test_a_library_trains_on_the_device_of_the_option(tmp_path: Path) -> None:
+    toml = tmp_path / "smoke.toml"
+    toml.write_text(
+        'launch = ["{python}", "train.py", "--device", "{device}"]\n'
+        'resume = ["{resume_from}"]\nlosses.file = "log"\ncheckpoints.folder = "{step}"\n'
+    )
+    for own, expected in ((None, "cpu"), ("sim", "sim")):
+        library = require_runnable(toml, own)
+        launch = Launch("uninterrupted", library, tmp_path, tmp_path, tmp_path)
+        assert launch.command()[-1] == expected
+    assert external_item(toml, "sim").command == f"assay smoke run command:{toml} --device sim"
 
 
 @pytest.mark.parametrize(
