@@ -37,7 +37,7 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first one agrees: moments, the schedule or random numbers were not restored",
+        "the first one agrees: moments or random numbers were not restored",
     ),
     Plant(
         "optimizer dropped at resume",
