@@ -73,7 +73,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "the loss agrees: gradients are lost, not reduced over ranks, or not divided",
+        "the loss agrees. Gradients of some rows are lost, or not reduced over ranks",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",
