@@ -447,7 +447,8 @@ def list_unseen_settings(evidence: TrainEvidence) -> Iterator[str]:
             if other is None or shows(own, noise, other):
                 continue
             advice = "no larger value was found that shows"
-            if own != "float32" and shows("float32", measure("float32", None), other):
+            stated = replace(other, value=value)
+            if own != "float32" and shows("float32", measure("float32", stated), other):
                 advice = "float32 or --mixed-precision shows it"
             else:
                 largest = max(value, other.value)

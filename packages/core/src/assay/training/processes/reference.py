@@ -3,9 +3,11 @@
 The memory, disk and time that this takes are estimated before a large model is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +133,8 @@ def measure_adamw(
     for step in range(options.steps):
         handler.begin_step(step)
         state = read_golden_state(golden, step)
-        for name in state["trainable"]:
+        names = state["trainable"]
+        for name in names if other is None else _list_tried(state["model"], names, other):
             module, _, short = name.rpartition(".")
             address = ValueAddress(Stage(module, "clip"), f"gradient.{short}")
             gradient = handler.injected(address, torch.float32)
@@ -146,6 +149,22 @@ def measure_adamw(
     results = handler.results["optimizer"]
     results.flush()
     return results
+
+
+# Weights of one setting that are stepped again, some 12 seconds a step.
+_MOST_TRIED = 100_000_000
+
+
+def _list_tried(
+    model: Mapping[str, Tensor], names: Iterable[str], other: OtherSetting
+) -> list[str]:
+    """List the parameters of a setting; of a large model, the first of those that differ in numbers alone."""
+    fitting = [name for name in names if fnmatchcase(name, other.parameters)]
+    if sum(model[name].numel() for name in fitting) <= _MOST_TRIED:
+        return fitting
+    first = {re.sub(r"\d+", "", name): name for name in reversed(fitting)}
+    small = [name for name in first.values() if model[name].numel() <= _MOST_TRIED]
+    return small or [min(fitting, key=lambda name: model[name].numel())]
 
 
 class AdamWInFloat32(torch.optim.AdamW):

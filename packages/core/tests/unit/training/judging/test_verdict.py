@@ -405,7 +405,10 @@ def test_parameter_of_whose_end_nothing_is_known_is_no_pass(
 @pytest.mark.parametrize(
     ("shows", "advice"),
     [
-        (lambda arithmetic, _: arithmetic == "float32", "; float32 or --mixed-precision shows it"),
+        (
+            lambda arithmetic, value: arithmetic == "float32" and value == 0,
+            "; float32 or --mixed-precision shows it",
+        ),
         (lambda _, value: value >= 10, "; a value of about 10 would show"),
         (lambda *_: False, "; no larger value was found that shows"),
         (lambda *_: True, None),

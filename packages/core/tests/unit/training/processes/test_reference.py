@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import plan_batches
 from assay.training.check import options_for
+from assay.training.processes import reference
 from assay.training.processes.reference import (
     TrainingSizes,
+    _list_tried,
     _time_reference,
     measure_adamw,
     record_reference,
     require_resources,
     trusted_trainer,
 )
+from assay.training.protocol import OtherSetting
 from assay.training.replay.parameter_watch import observe_update
 from assay.training.replay.step_values import (
     TRACE,
@@ -94,6 +98,37 @@ def test_step_in_float32_is_off_by_the_rounding_of_float32(golden: Path) -> None
     assert UNIT < errors["update.weight"] < 400 * UNIT
     assert results.ports["norm", "count-step.weight"].exact.num_different == 0
     assert {result.dtype for result in results.ports.values()} >= {"float32"}
+
+
+@pytest.mark.parametrize(("parameters", "moves"), [("norm*", True), ("*bias", None)])
+def test_another_weight_decay_moves_the_update_of_its_parameters(
+    golden: Path, parameters: str, *, moves: bool | None
+) -> None:
+    rows = RunRows.of_counts([[2], [2]])
+    options = OPTIONS.model_copy(update={"parameter_groups": {parameters: {"weight_decay": 0.01}}})
+    errors = []
+    for decay in (0.01, 1.0):
+        other = OtherSetting(parameters, "weight_decay", decay)
+        results = measure_adamw(golden, options, rows, "bfloat16", "float32", other)
+        port = results.ports.get(("norm", "update.weight"))
+        errors.append(None if port is None else port.sums.relative_error)
+    # A decay of the learning rate times weights of about 1, beside updates of the learning rate.
+    assert errors == (
+        [pytest.approx(0, abs=1e-4), pytest.approx(1, rel=0.5)] if moves else [None] * 2
+    )
+
+
+def test_of_a_large_model_one_parameter_of_each_kind_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reference, "_MOST_TRIED", 8)
+    model = {"0.a": torch.zeros(8), "1.a": torch.zeros(8), "b": torch.zeros(9), "c": torch.zeros(2)}
+    tried = partial(_list_tried, model)
+    assert sorted(tried(model, OtherSetting("*", "eps", 1.0))) == ["0.a", "c"]
+    assert tried(model, OtherSetting("[bc]", "eps", 1.0)) == ["c"]
+    assert tried(model, OtherSetting("b", "eps", 1.0)) == ["b"]
+    assert tried(model, OtherSetting("c", "eps", 1.0)) == ["c"]
+    assert tried(model, OtherSetting("none", "eps", 1.0)) == []
 
 
 def scale_of(features: tuple[str, ...]) -> float:
