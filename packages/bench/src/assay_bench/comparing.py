@@ -11,17 +11,17 @@ correction, because chances of a false pass do not add up. A pool that passes ex
 Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a margin).
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from assay.errors import UsageError, name_some
-from assay.files import describe_invalid
+from assay.files import validate_record
+from assay.foreign_text import shorten
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
     Differences,
@@ -77,14 +77,8 @@ class SuiteTerms(Record):
     def of(cls, evaluation: Evaluation) -> "SuiteTerms | None":
         """Return the suite that the evaluation records. Raises: UsageError if the record is invalid."""
         kept = evaluation.facts.get("suite")
-        if kept is None:
-            return None
-        try:
-            return cls.model_validate_json(json.dumps(kept))
-        except ValidationError as error:
-            raise UsageError(
-                f"{evaluation.name}: invalid suite: {describe_invalid(error, cls)}"
-            ) from None
+        place = f"{evaluation.name}: invalid suite"
+        return None if kept is None else validate_record(cls, kept, place)
 
 
 def choose_terms(
@@ -96,19 +90,15 @@ def choose_terms(
     default: judges if neither side records a suite.
     """
     sides = {"base": SuiteTerms.of(base), "candidate": SuiteTerms.of(candidate)}
-    known = {side: suite for side, suite in sides.items() if suite is not None}
-    used = given or next(iter(known.values()), default)
-    if (
-        given is None
-        and len(known) == len(sides)
-        and known["base"].terms == known["candidate"].terms
-    ):
+    used = given or sides["base"] or sides["candidate"] or default
+    if given is None and all(suite and suite.terms == used.terms for suite in sides.values()):
         return used.terms, []
     recorded = ", ".join(
         f"the {side} used {suite.name if suite else 'no recorded suite'}"
         for side, suite in sides.items()
     )
-    owner = "--suite" if given else f"the {next(iter(known))}'s suite" if known else "suite"
+    owners = (f"the {side}'s suite" for side, suite in sides.items() if suite)
+    owner = "--suite" if given else next(owners, "suite")
     return used.terms, [f"judged by {owner} {used.name}: {recorded}"]
 
 
@@ -121,18 +111,15 @@ def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
     A fact that one side lacks does not count: lm-eval's own command line records fewer.
     """
 
+    def fact(side: Evaluation, name: str) -> object:
+        return (side.facts.get("versions", {}) if name == "torch" else side.facts).get(name)
+
     def differs(name: str) -> bool:
-        sides = base.facts.get(name), candidate.facts.get(name)
+        sides = fact(base, name), fact(candidate, name)
         return None not in sides and sides[0] != sides[1]
 
-    if not differs("weights_hash"):
-        return ""
-    versions = [side.facts.get("versions", {}).get("torch") for side in (base, candidate)]
-    reasons = [f"another machine ({candidate.facts['machine']})"] if differs("machine") else []
-    reasons += (
-        [f"torch {versions[1]}"] if None not in versions and versions[0] != versions[1] else []
-    )
-    return ", ".join(reasons)
+    changed = [name for name in ("machine", "torch") if differs(name) and differs("weights_hash")]
+    return ", ".join(f"another {name} ({fact(candidate, name)})" for name in changed)
 
 
 def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
@@ -160,15 +147,10 @@ def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterato
     for name in base.keys() | candidate.keys():
         was, is_ = base.get(name), candidate.get(name)
         if was != is_:
-            yield f"{name} is {_shown(is_)}, base {_shown(was)}"
+            yield f"{name} is {shorten(repr(is_), _MAX_CHARACTERS)}, base {shorten(repr(was), _MAX_CHARACTERS)}"
 
 
 _MAX_CHARACTERS = 60
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 ALL_TASKS = "all tasks"
@@ -213,11 +195,6 @@ class Measure:
     """None if the task has no clusters, or for a pool."""
     num_documents: int | None = None
     """All documents of the task; None if unknown, or for a pool."""
-
-    @property
-    def gain(self) -> float:
-        """Return the improvement of the candidate; negative for a drop."""
-        return self.difference if self.higher_is_better else -self.difference
 
 
 @dataclass(frozen=True, slots=True)

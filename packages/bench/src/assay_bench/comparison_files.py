@@ -75,11 +75,6 @@ def is_baseline(path: Path) -> bool:
         return b'"baseline"' in file.read(_NUM_KIND_BYTES)
 
 
-def read_baseline(path: Path) -> Baseline:
-    """Read a baseline. Raises: UnreadableFileError if it is invalid or was changed."""
-    return read_sealed(Baseline, path)
-
-
 def accept(
     evaluation: Evaluation, path: Path, terms: Terms, *, by: str | None, reason: str | None
 ) -> Path:
@@ -98,7 +93,7 @@ def accept(
     if problems:
         raise UsageError(f"this evaluation cannot be a baseline: {'; '.join(problems)}")
     if reason is None and path.is_file():
-        _refuse_surprises(read_baseline(path).evaluation(), evaluation, path, terms)
+        _refuse_surprises(read_sealed(Baseline, path).evaluation(), evaluation, path, terms)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,10 +132,11 @@ def _better_by_margin(reversed_: EvaluationComparison) -> str:
     reversed_: the comparison of the older evaluation with the newer one as base.
     """
     return ", ".join(
-        f"{task.name} {measure.name} improved by {-measure.gain:.3g}"
+        f"{task.name} {measure.name} improved by {abs(measure.difference):.3g}"
         for task in reversed_.parts
         for measure in task.measures
-        if -measure.gain > measure.margin and measure.p_worse < reversed_.terms.significance
+        if abs(measure.difference) > measure.margin
+        and measure.p_worse < reversed_.terms.significance
     )
 
 
@@ -216,7 +212,7 @@ def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
     if is_baseline(path):
-        return read_baseline(path).evaluation()
+        return read_sealed(Baseline, path).evaluation()
     return read_evaluation(path, clusters)
 
 

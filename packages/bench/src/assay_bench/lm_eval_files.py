@@ -72,11 +72,6 @@ Sample = Mapping[str, Any]
 _MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
-def make_evaluation_error(place: Path | str, problem: object) -> UsageError:
-    """Make the error for a folder or file."""
-    return UsageError(f"{place}: {problem}")
-
-
 class _Results(BaseModel):
     """The used fields of an lm-eval results_*.json."""
 
@@ -158,8 +153,8 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     for name in results.configs:
         file = results_file.parent / f"samples_{name}{stamp}.jsonl"
         if Path(name).name != name or not file.is_file():
-            raise make_evaluation_error(
-                results_file, f"no samples of {name} ({file.name}): evaluate with --log_samples"
+            raise UsageError(
+                f"{results_file}: no samples of {name} ({file.name}): evaluate with --log_samples"
             )
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
@@ -210,12 +205,11 @@ def _side_of(results: _Results) -> dict[str, Any]:
 def newest_results(folder: Path) -> Path:
     """Find the newest results_*.json below a folder. Raises: UsageError if it is absent."""
     if not folder.is_dir():
-        raise make_evaluation_error(folder, "no such file or folder")
+        raise UsageError(f"{folder}: no such file or folder")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
     if not found:
-        raise make_evaluation_error(
-            folder,
-            "no results_*.json: expected output of `assay bench run` or lm-eval --output_path",
+        raise UsageError(
+            f"{folder}: no results_*.json: expected output of `assay bench run` or lm-eval --output_path"
         )
     return found[-1]
 
@@ -228,7 +222,7 @@ def _results_of_task(
     for _, sample in read_json_lines(file):
         by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
     if not by_filter:
-        raise make_evaluation_error(file, "empty: the task has no documents")
+        raise UsageError(f"{file}: empty: the task has no documents")
     config = results.configs[name]
     asked = {key: config.get(key) for key in _TASK_KEYS}
     asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
@@ -242,8 +236,8 @@ def _results_of_task(
                 f"its samples give {metric},{filter_} {found:.6g}, the results say {stated:.6g}",
             ) from None
         except _MALFORMED as error:
-            raise make_evaluation_error(
-                file, f"not samples of lm-eval: {type(error).__name__}: {error}"
+            raise UsageError(
+                f"{file}: not samples of lm-eval: {type(error).__name__}: {error}"
             ) from None
         yield replace(
             result, asked=asked, name=name if len(by_filter) == 1 else f"{name} ({filter_})"
@@ -336,8 +330,8 @@ def _named(file: Path, number: int) -> Iterator[None]:
     try:
         yield
     except _MALFORMED as error:
-        raise make_evaluation_error(
-            file, f"sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
+        raise UsageError(
+            f"{file}: sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
         ) from None
 
 

@@ -563,10 +563,7 @@ def parse_batch_size(text: str | None) -> str | None:
 
 
 def parse_backend(
-    name: str | None,
-    arguments: list[str],
-    processes: int,
-    remote_code: RemoteCode = "refuse",
+    name: str | None, arguments: list[str], processes: int, remote_code: RemoteCode = "refuse"
 ) -> Backend | None:
     """Parse the options of a backend; return None without --model-backend.
 

@@ -92,9 +92,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
             bar.advance()
 
 
-def load_tasks(
-    options: EvaluationRequest,
-) -> tuple[dict[str, str | dict[str, Any]], "TaskManager"]:
+def load_tasks(options: EvaluationRequest) -> tuple[dict[str, str | dict[str, Any]], "TaskManager"]:
     """Return the configuration of every task, and lm-eval's index for them, which takes seconds to make.
 
     Raises: UsageError for a task that lm-eval does not know.
@@ -126,9 +124,8 @@ def _run_task(
     from lm_eval.utils import handle_arg_string
 
     folder = task_folder(options.folder, task)
-    counted = NanCalls()
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    with warnings.catch_warnings(), device.execution(), counted.of(language_model.model):
+    with warnings.catch_warnings(), device.execution(), nan_calls_of(language_model.model) as wrong:
         warnings.simplefilter("ignore")  # libraries warn about each other
         with _one_line_errors(task):
             results: Any = simple_evaluate(
@@ -149,7 +146,7 @@ def _run_task(
     for name in samples:
         _add_guesses(samples[name], results["configs"][name]["output_type"], language_model)
     tracker.save_results_aggregated(
-        results=results | {"assay": facts | {"num_nan_calls": counted.number}}, samples=samples
+        results=results | {"assay": facts | {"num_nan_calls": len(wrong)}}, samples=samples
     )
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
@@ -183,29 +180,23 @@ def guess_by_frequency(texts: Sequence[Sequence[int]]) -> list[float]:
     return [math.fsum(math.log(counts[token] / total) for token in text) for text in texts]
 
 
-class NanCalls:
-    """Counts calls of a model that give NaN or infinity for the next token.
+@contextmanager
+def nan_calls_of(model: torch.nn.Module) -> Iterator[list[None]]:
+    """Return a list with an entry for each call inside the context that gives NaN or infinity for the next token.
 
     Generated text does not show them: the largest of NaN is some token.
     """
+    found: list[None] = []
 
-    def __init__(self) -> None:
-        self.number = 0
-
-    @contextmanager
-    def of(self, model: torch.nn.Module) -> Iterator[None]:
-        """Count the calls inside the context."""
-        handle = model.register_forward_hook(self._count)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def _count(
-        self, _model: torch.nn.Module, _inputs: object, output: Mapping[str, torch.Tensor]
-    ) -> None:
+    def check(_model: object, _inputs: object, output: Mapping[str, torch.Tensor]) -> None:
         last = output["logits"][:, -1]  # padded positions before it may hold anything
-        self.number += bool((last.isnan() | last.isposinf()).any())
+        found.extend([None] * bool((last.isnan() | last.isposinf()).any()))
+
+    handle = model.register_forward_hook(check)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.files import seal
+from assay.files import read_sealed, seal
 from assay_bench.comparing import Terms
-from assay_bench.comparison_files import accept, is_baseline, read_baseline
+from assay_bench.comparison_files import Baseline, accept, is_baseline
 from assay_bench.results import Evaluation
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
@@ -27,7 +27,7 @@ def test_baseline_round_trips_without_texts(tmp_path: Path) -> None:
     )
     path = write(given, tmp_path / "new" / "b.json", "the first")
     assert is_baseline(path)
-    baseline = read_baseline(path)
+    baseline = read_sealed(Baseline, path)
     assert (baseline.acceptance.by, baseline.acceptance.reason) == ("A. Lovelace", "the first")
     (kept,), (was,) = baseline.evaluation().tasks.values(), given.tasks.values()
     texts = {"question": "", "target": "", "answer": ""}
@@ -50,7 +50,7 @@ def test_surprising_result_needs_a_reason(tmp_path: Path, before: int, now: int,
     assert told in str(raised.value)
     assert path.read_text() == text
     write(evaluation(answered(now, 400)), path, "more data")
-    assert read_baseline(path).acceptance.reason == "more data"
+    assert read_sealed(Baseline, path).acceptance.reason == "more data"
 
 
 def test_surprising_task_among_others_needs_a_reason(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_surprising_task_among_others_needs_a_reason(tmp_path: Path) -> None:
 def test_equally_good_result_replaces_without_a_reason(tmp_path: Path) -> None:
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     write(evaluation(answered(390, 400), name="newer"), path)
-    assert read_baseline(path).name == "newer"
+    assert read_sealed(Baseline, path).name == "newer"
 
 
 def test_different_questions_need_a_reason(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_damaged_baseline_is_an_error(tmp_path: Path, text: str, told: str) -> N
     path = tmp_path / "b.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
-        read_baseline(path)
+        read_sealed(Baseline, path)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,4 +109,4 @@ def test_one_changed_digit_of_a_baseline_is_refused(tmp_path: Path, seed: int) -
     place = random.Random(seed).choice(places)  # noqa: S311 - reproducible
     path.write_text(f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}")
     with pytest.raises(UsageError):
-        read_baseline(path)
+        read_sealed(Baseline, path)

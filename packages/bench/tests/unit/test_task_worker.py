@@ -8,7 +8,7 @@ import torch
 
 from assay.models.config_files import byte_tokenizer as plain
 from assay_bench.run_tasks import FAILURE_FILE
-from assay_bench.task_worker import NanCalls, byte_tokenizer, guess_by_frequency, run_lm_eval
+from assay_bench.task_worker import byte_tokenizer, guess_by_frequency, nan_calls_of, run_lm_eval
 
 TEXTS = ["", "a", "  two\n\n spaces ", "naïve — ☃ 漢字", "\x00\x7f\t", "<bos> is text"]
 
@@ -45,14 +45,14 @@ class Echo(torch.nn.Module):
 def test_calls_that_give_nan_for_the_next_token_are_counted(
     value: float, position: int, expected: int
 ) -> None:
-    model, counted = Echo(), NanCalls()
+    model = Echo()
     logits_BTV = torch.zeros(2, 3, 5)
     logits_BTV[1, position, 2] = value
-    with counted.of(model):
+    with nan_calls_of(model) as found:
         model(logits_BTV)
         model(torch.zeros(2, 3, 5))
     model(logits_BTV)  # after the task
-    assert counted.number == expected
+    assert len(found) == expected
 
 
 def test_guess_by_frequency_is_the_most_probable_one_without_context() -> None:

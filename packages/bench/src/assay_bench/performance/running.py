@@ -10,7 +10,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +108,6 @@ class Environment:
             raise UsageError(
                 f"{python} lacks the suites of assay-bench ({last or 'no output'}); install assay-bench there with pip"
             ) from None
-
-    def require(self, suites: Iterable[str]) -> None:
-        """Raise UsageError for a missing suite."""
-        require_suites(suites, self.suites, f"{self.name}: ")
 
 
 def find_python(path: Path) -> Path:
@@ -446,7 +442,7 @@ def compare_environments(
     """
     require_blocks(num_blocks)
     for environment in environments:
-        environment.require(request.suites)
+        require_suites(request.suites, environment.suites, f"{environment.name}: ")
     plan = _open_plan(folder, environments, request)
     of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
@@ -500,7 +496,11 @@ def compare_blocks(
             for side, reasons in block.skipped.items()
             if suite in reasons
         }
-        words = "; ".join(f"{side}: {reason}" for side, reason in sorted(reasons.items()))
+        sides = {
+            reason: " and ".join(side for side in SIDES if reasons.get(side) == reason)
+            for reason in reasons.values()
+        }
+        words = "; ".join(f"{names}: {reason}" for reason, names in sides.items())
         match len(reasons):
             case 0:
                 compared.append(compare_suite(suite, blocks, margin))

@@ -105,10 +105,7 @@ def _sums() -> Text:
     return _split(documents, "\n")
 
 
-BUILT_IN: Mapping[str, Callable[[], Text]] = {
-    "standard-library": _standard_library,
-    "sums": _sums,
-}
+BUILT_IN: Mapping[str, Callable[[], Text]] = {"standard-library": _standard_library, "sums": _sums}
 
 
 def _read_documents(path: Path) -> list[str]:

@@ -38,12 +38,7 @@ from assay.runs import Progress, RunFolder, provenance
 from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.check import PRELOAD
-from assay.verdicts import (
-    Measurement,
-    Outcome,
-    Unmatched,
-    Verdict,
-)
+from assay.verdicts import Measurement, Outcome, Verdict
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
@@ -65,8 +60,6 @@ from assay_bench.underpowered import UNDERPOWERED, undecided_levels, underpowere
 
 # Chance that a model passes that learned nothing, or whose held-out loss rises by the margin.
 SIGNIFICANCE = 0.01
-_BATCHES = ("steps", "batch_size", "sequence_length")
-
 # Chance that the reported number of rows decides, as for scores (assay_bench.results).
 _POWER = 0.8
 
@@ -94,11 +87,6 @@ def judge_tunings(
         if baseline is not None:
             levels[f"{title}: losses"] = judge_by_baseline(tuning, baseline)
     has_non_finite = any(not math.isfinite(loss) for tuning in tunings for loss in tuning.curve)
-    unmatched = [
-        name
-        for name, one in levels.items()
-        if one.level.verdict is Outcome.NOT_COMPARED and not one.level.compared
-    ]
     verdict = conclude(
         levels,
         Cause("non-finite") if has_non_finite else None,
@@ -120,7 +108,6 @@ def judge_tunings(
         ],
         compared_unit="losses",
         headline=_headline(levels, has_baseline=baseline is not None),
-        unmatched=Unmatched(expected=unmatched),
     )
     return verdict, rows
 
@@ -209,7 +196,7 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult
         ("shares of the data", record.recipe.shares, expected.recipe.shares),
         *(
             (name, getattr(record.recipe, name), getattr(expected.recipe, name))
-            for name in _BATCHES
+            for name in ("steps", "batch_size", "sequence_length")
         ),
         # Trainer and ranks change losses by rounding only.
         ("learning rate", record.way.learning_rate, expected.way.learning_rate),
@@ -243,11 +230,6 @@ class LossBand:
     """Steps of each window; the last window can have more."""
     means: list[float]
     half_widths: list[float]
-
-    @property
-    def resolution(self) -> float:
-        """Return the smallest change that is detected in every window, in nats per token."""
-        return max(self.half_widths)
 
 
 def band_of(curves: Sequence[Sequence[float]]) -> LossBand:
@@ -321,7 +303,7 @@ def judge_losses(curve: Sequence[float], band: LossBand) -> LevelResult:
                 )
             return failed(len(curve), reason, first_step=steps[0])
     reason = (
-        f"inside the band of {band.num_curves} seeds; changes below {band.resolution:.4f} nats per token"
+        f"inside the band of {band.num_curves} seeds; changes below {max(band.half_widths):.4f} nats per token"
         " can be missed"
     )
     return passed(len(curve), reason=reason, first_step=None)

@@ -112,7 +112,7 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> N
     suites = choose_suites(["prefill", "decode", "capture"])
     compared, not_compared, skipped = compare_blocks(blocks, suites, 0.05)
     assert not_compared == {"decode": f"B: {reason}"}
-    assert skipped == {"capture": f"A: {reason}; B: {reason}"}
+    assert skipped == {"capture": f"A and B: {reason}"}
     assert [suite.suite for suite in compared] == ["prefill"]
 
 
@@ -224,11 +224,17 @@ def test_another_environment_does_not_inherit_the_import_path(
     assert "PYTHONPATH" not in found.variables
     assert found.variables["ASSAY_KEPT"] == "yes"
     assert found.versions == {"torch": "2.9.0"}
-    found.require(choose_suites(["prefill"]))
     with pytest.raises(
         UsageError, match=f"{tmp_path}/python: unknown suite 'decode'; known: prefill"
     ):
-        found.require(choose_suites(["decode"]))
+        compare_environments(
+            (found, found),
+            SuiteRequest(suites=["decode"]),
+            margin=0.05,
+            num_blocks=6,
+            folder=tmp_path,
+            progress=SilentProgress(),
+        )
 
 
 def test_this_environment_has_all_suites() -> None:

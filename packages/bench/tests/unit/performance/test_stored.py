@@ -89,7 +89,7 @@ def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
     )
     found = compared(tmp_path, before, after)
     assert verdict_of(found).verdict == "PASS"
-    assert found.skipped == {"collectives": "A: needs 2 devices; B: needs 2 devices"}
+    assert found.skipped == {"collectives": "A and B: needs 2 devices"}
 
 
 @pytest.mark.parametrize("name", ["machine", "model"])

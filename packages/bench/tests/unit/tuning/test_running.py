@@ -137,7 +137,6 @@ def test_chance_improvement_is_underpowered_and_says_how_many_rows_would_decide(
         " the change is between -1.9006 and +1.8506, and must be below 0.1; about 439 rows would decide:"
         " set held_out_rows in the recipe"
     )
-    assert verdict.unmatched.expected == []
 
 
 def test_shown_rise_fails() -> None:
@@ -215,7 +214,6 @@ def test_different_trainer_and_ranks_are_compared() -> None:
 def test_baseline_with_too_few_seeds_is_not_a_pass(baseline: list[Tuning]) -> None:
     verdict, _ = judge_tunings([tuning()], baseline)
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert verdict.unmatched.expected == ["micro:llama full seed 0: losses"]
 
 
 def test_notes_report_changes_and_margins() -> None:
@@ -249,7 +247,6 @@ def test_half_width_of_two_curves_uses_the_cauchy_distribution() -> None:
     quantile = 1 / math.tan(0.005 * math.pi)
     assert band.means == [2.0]
     assert band.half_widths == [pytest.approx(quantile * math.sqrt(2) * math.sqrt(1.5))]
-    assert band.resolution == band.half_widths[0]
 
 
 def test_last_window_takes_the_remaining_steps() -> None:
@@ -346,7 +343,7 @@ def test_pass_reports_the_resolution(band: LossBand) -> None:
     assert level.verdict is Outcome.PASS
     assert level.compared == 200
     assert level.reason == (
-        f"inside the band of 10 seeds; changes below {band.resolution:.4f} nats per token can be missed"
+        f"inside the band of 10 seeds; changes below {max(band.half_widths):.4f} nats per token can be missed"
     )
 
 
