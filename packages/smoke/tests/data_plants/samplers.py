@@ -131,6 +131,13 @@ def begun_again(plan: Any, resumed: Any) -> Epochs:
         yield _batches(plan, _order(plan, _seed(plan, epoch)))
 
 
+def one_batch_again(plan: Any, resumed: Any) -> Epochs:
+    """Do not count the last batch as seen."""
+    seen = resumed.num_batches if resumed else 0
+    for number, epoch in enumerate(begun_again(plan, resumed)):
+        yield [*epoch][max(0, seen - 1) :] if not number else epoch
+
+
 def one_batch_too_far(plan: Any, resumed: Any) -> Epochs:
     """Count a prefetched batch as seen."""
     for number, epoch in enumerate(_run(plan, resumed)):

@@ -37,7 +37,7 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first one agrees: moments or random numbers were not restored",
+        "the first loss after the resume agrees: moments or random numbers were not restored",
     ),
     Plant(
         "optimizer dropped at resume",

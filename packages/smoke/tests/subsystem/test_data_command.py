@@ -56,7 +56,7 @@ def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) ->
         "     0  'a' (97)                      no label",
         ">    1  '<|eos|>' (257)               no label",
     ]
-    assert "broken in 10 of the 20 cases of this property" in done.stderr
+    assert "; broken in 10 of 20 cases" in done.stderr
     page = (tmp_path / "run/report.html").read_text()
     assert "<b>a token has the label that its sample has</b>: broken in 10 of 20 cases" in page
     assert "&gt;    1  &#39;&lt;|eos|&gt;&#39; (257)               no label" in page

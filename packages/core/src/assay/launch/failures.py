@@ -86,7 +86,9 @@ def read_end(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
+            text = file.read().decode(errors="replace")
+            # A progress bar returns to the begin of its line.
+            return re.sub(r"[^\n]*\r(?=[^\r\n])", "", text).splitlines()
     except OSError:
         return []
 

@@ -22,6 +22,7 @@ from assay.launch.failures import (
     failure_of,
     hang_of,
     is_communication_error,
+    read_end,
     read_stack,
     report_of,
     strongest,
@@ -360,3 +361,10 @@ def test_missing_package_is_the_reason_of_the_end(
     first, *lines = str(ProcessError.died("lm-eval", exit_code, log)).splitlines()
     assert first == f"the lm-eval process {reason.format(log=log)}"
     assert [line.strip() for line in lines] == (["frame", last] if "last lines" in reason else [])
+
+
+def test_only_the_last_state_of_a_progress_bar_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"begin\r\nbar 1%\rbar 50%\rbar 100%\nend")
+
+    assert read_end(log) == ["begin", "bar 100%", "end"]

@@ -362,7 +362,9 @@ def check_padding(
             broken = {fault.name for fault in fresh}
             changed = (
                 Fault(
-                    UNCHANGED, f"samples that were collated before: {fault.reason}", fault.example
+                    UNCHANGED,
+                    f"a second time, after the collator changed its samples in place: {fault.reason}",
+                    fault.example,
                 )
                 for name in PADDING_PROPERTIES
                 for fault in again

@@ -401,16 +401,22 @@ def _find_lost_or_repeated(
     faults = []
     if len(lost) > excused_lost:
         allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
-        faults.append(f"samples {list_numbers(lost)} are never seen{allowed}")
+        faults.append(f"{_name_samples(lost)} never seen{allowed}")
     if num_repeats > excused_repeats:
         first = f"sample {repeated[0]} by rank {list_numbers(ranks[repeated[0]])}"
-        faults.append(f"samples {list_numbers(repeated)} are seen more than once ({first})")
+        faults.append(f"{_name_samples(repeated)} seen more than once ({first})")
     if unknown:
-        faults = [f"samples {list_numbers(unknown)} do not exist"]
+        faults = [f"{_name_samples(unknown)} not in the dataset"]
     if faults:
         yield Fault(ONCE, "; ".join(faults), shown)
     elif num_repeats:
         report.note("samples are repeated to fill the last batch of every rank")
+
+
+def _name_samples(samples: Sequence[int]) -> str:
+    return (
+        f"sample {samples[0]} is" if len(samples) == 1 else f"samples {list_numbers(samples)} are"
+    )
 
 
 def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
@@ -462,7 +468,9 @@ def _interruptions(plan: LoaderPlan, run: Run) -> Iterator[tuple[int, int]]:
         seen = {len(epoch) // 2}
         if plan.shuffle:
             seen |= {0 if number else 1, 1, len(epoch) - 1}
-        yield from ((number, count) for count in sorted(seen) if 0 <= count < len(epoch))
+        # The middle first: at the begin and the end, several mistakes look alike.
+        in_order = sorted(seen, key=lambda count: (count != len(epoch) // 2, count))
+        yield from ((number, count) for count in in_order if 0 <= count < len(epoch))
 
 
 def _find_wrong_resume(
@@ -484,16 +492,23 @@ def _find_wrong_resume(
             yield Fault(RESUMED, reason, (f"{_case(plan, point)}, rank {plan.rank}", *shown))
 
 
+def _count_batches(number: int) -> str:
+    return "1 batch" if number == 1 else f"{number} batches"
+
+
 def _describe(run: Run, point: ResumePoint, number: int, actual: Epoch) -> str:
     """Describe the epoch `number` of a resumed run, by a known mistake if one fits."""
     later, seen = number > point.epoch, point.num_batches
     if later and seen and actual == run[number][seen:]:
-        return f"also skips {seen} batches of epoch {number}"
+        return f"also skips {_count_batches(seen)} of epoch {number}"
     for other, epoch in enumerate(run):
         if other != number and actual == (epoch if later else epoch[seen:]):
             return f"has the order of epoch {other} in epoch {number}"
     if not later and actual == run[number]:
-        return "restarts the epoch"
+        return "restarts the epoch" if seen > 1 else "restarts the epoch, or repeats its last batch"
+    for again in range(1, 0 if later else seen):
+        if actual == run[number][seen - again :]:
+            return f"repeats {_count_batches(again)}"
     before = [] if later else run[number][:seen]
     given, whole = (Counter(chain(*epoch)) for epoch in ([*before, *actual], run[number]))
     changed = {"never": whole - given, "again": given - whole}

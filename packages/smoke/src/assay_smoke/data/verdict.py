@@ -344,7 +344,7 @@ def _findings(verdict: Verdict) -> Iterator[str]:
                 yield ""
                 yield one_line(f"{name}: {report.subject}")
                 yield one_line(
-                    f"  broken in {finding.failed} of the {finding.cases} cases of this property: {finding.name}"
+                    f"  must hold: {finding.name}; broken in {finding.failed} of {finding.cases} cases"
                 )
                 yield from (f"  {one_line(line)}" for line in finding.reason.splitlines())
                 yield from (f"    {one_line(line)}" for line in finding.example)

@@ -401,7 +401,8 @@ _QUESTIONS = {
     "memory": "Is the device's memory used, and released?",
 }
 NOT_JUDGED = (
-    "not judged: what all runs of the command share, such as the model's code, the loss, masked labels and clipping;"
+    "not judged: what all runs of the command share, such as the model's code, the loss, masked labels, clipping and"
+    " the update rule;"
     " `assay smoke data` and `assay check train` judge these"
 )
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.

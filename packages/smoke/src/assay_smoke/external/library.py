@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
 
 from assay.files import UnreadableFileError, describe_problem, read_toml
 from assay.foreign_text import one_line, shorten
@@ -43,6 +43,7 @@ def _split(value: object) -> object:
 
 
 Words = Annotated[list[str], BeforeValidator(_split)]
+Int = Annotated[int, Strict()]  # no string of digits
 
 
 class Losses(Record):
@@ -133,12 +134,12 @@ class ExternalLibrary(Record):
     checkpoints: Checkpoints = Field(description="a table with `folder`")
     model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
     data: str | None = Field(None, description="a path, for {data}")
-    steps: int = Field(9, description="the number of optimizer steps", ge=2, le=_MOST_STEPS)
-    save_every: int = Field(3, description="the number of steps between checkpoints", ge=1)
+    steps: Int = Field(9, description="the number of optimizer steps", ge=2, le=_MOST_STEPS)
+    save_every: Int = Field(3, description="the number of steps between checkpoints", ge=1)
     learning_rates: list[float] | None = Field(
         None, description="the learning rate that is logged in each step, from the first on"
     )
-    keep: int | None = Field(
+    keep: Int | None = Field(
         None, description="the number of checkpoints that the library keeps, 2 or more", ge=2
     )
     frozen: list[str] = Field(
@@ -150,15 +151,15 @@ class ExternalLibrary(Record):
     sigterm_to: Literal["launcher", "all"] = Field(
         "launcher", description="launcher, or all: the launcher and every process that it started"
     )
-    seed: int = 0
-    ranks: int = Field(1, description="a number of processes", ge=1)
-    batch_size: int = Field(2, description="rows of a micro-batch on one rank", ge=1)
-    accumulation: int = Field(2, description="micro-batches of a step on one rank", ge=1)
+    seed: Int = 0
+    ranks: Int = Field(1, description="a number of processes", ge=1)
+    batch_size: Int = Field(2, description="rows of a micro-batch on one rank", ge=1)
+    accumulation: Int = Field(2, description="micro-batches of a step on one rank", ge=1)
     precision: Literal["float32", "tf32", "float16", "bfloat16"] | None = Field(
         None, description="the narrowest format in which the library computes"
     )
     device: str = Field("cpu", description="a device, as in `assay devices`")
-    cards: int = Field(0, description="the number of cards of `device` that are needed", ge=0)
+    cards: Int = Field(0, description="the number of cards of `device` that are needed", ge=0)
     ports: list[int] = Field(default_factory=list, description="fixed ports of the launch line")
     environment: dict[str, str] = Field(default_factory=dict, description="variables, all strings")
     install: str | None = Field(
@@ -303,14 +304,20 @@ def _describe(error: ValidationError) -> str:
     table, expected = _find_field(place)
     if first["type"] == "extra_forbidden":
         nearest = get_close_matches(place[-1], table.model_fields, n=1)
-        meant = f" (did you mean `{nearest[0]}`?)" if nearest else ""
-        return f"there is no key `{key}`{meant}; there are: {', '.join(table.model_fields)}"
+        known = (
+            f"did you mean `{nearest[0]}`?"
+            if nearest
+            else f"there are: {', '.join(table.model_fields)}"
+        )
+        return f"there is no key `{key}`; {known}"
     if first["type"] == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
     problem = describe_problem(first["msg"])
     problem = problem[:1].lower() + problem[1:]
     if first["type"] == "value_error":
         return f"{key}: {problem}" if key else problem
+    if first["type"] == "literal_error":  # it lists the values
+        return f"`{key}` is {shorten(repr(first['input']))}: {problem}"
     return f"`{key}` is {shorten(repr(first['input']))}: {problem}; expected: {expected}"
 
 

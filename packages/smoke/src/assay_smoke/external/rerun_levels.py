@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import count
-from math import floor, inf, isfinite, log10, prod, sqrt
+from math import floor, inf, isfinite, log10, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ from assay_smoke.judging import failed_checkpoint
 # Largest allowed difference of a resumed run, as a share of the change by training since the
 # checkpoint. A run without restored moments differs by at least the whole change.
 _MOST_ALLOWED = 0.25
+
+# Moments that are rounded to bfloat16 change a step by some thousandths, lost ones by a tenth or more.
+_ROUNDED = 0.02
 
 # Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
 _LOGGED = 2.0**-23
@@ -111,10 +114,10 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelR
     elif differs:
         found = _judge_spread(spread, first, compared, difference, _diagnose(cycle, run))
     else:
-        twice = "" if differs is None else ", although two uninterrupted runs are equal"
-        found = failed_checkpoint(
-            first, compared, difference + twice, diagnosis=_diagnose(cycle, run)
-        )
+        if differs is not None:
+            difference += ", although two uninterrupted runs are equal"
+        difference += _describe_ends(cycle, run, begin)
+        found = failed_checkpoint(first, compared, difference, diagnosis=_diagnose(cycle, run))
     steps = zip(count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False)
     unequal, limit = (math.inf, 0.0) if spread is None else (math.nan, None)
     rows = [
@@ -154,6 +157,23 @@ def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int
     if different and difference is None:
         difference = f"{len(different)} final tensors differ: {name_some(different)}"
     return difference, None
+
+
+def _describe_ends(cycle: Cycle, run: RunEvidence, begin: Path) -> str:
+    """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" without an end."""
+    folders = [cycle.end_of(run), cycle.end_of(cycle.uninterrupted), begin]
+    if any(folder is None for folder in folders):
+        return ""
+    try:
+        ends = [read_tensors(run.launch, folder) for folder in folders if folder is not None]
+    except AssayError:
+        return ""
+    apart = measure_apart(*ends)
+    small = ", as little as by a rounding of the state" if apart < _ROUNDED else ""
+    return (
+        f"; the last checkpoints differ by {apart:.2g} of the change since step"
+        f" {run.launch.first_step}{small}"
+    )
 
 
 def _measure_spread(
@@ -228,14 +248,16 @@ def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
         if actual != expected:
             rates = "its learning rates differ" if _has_other_rates(cycle, run) else ""
             if step == first + 1:  # no learning rate has changed it yet
+                apart = ", or the ranks no longer hold the same weights"
+                apart = apart if cycle.library.ranks > 1 else ""
                 cause = (
                     "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
-                    f" older model{rates and f'; {rates}, too'}"
+                    f" older model{apart}{rates and f'; {rates}, too'}"
                 )
             else:
                 schedule = "" if _logs_rates(run) else ", the schedule"
                 lost = f"moments{schedule} or random numbers were not restored"
-                cause = rates or f"the first one agrees: {lost}"
+                cause = rates or f"the first loss after the resume agrees: {lost}"
             return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
 
@@ -315,13 +337,10 @@ _FIRST = (
     " over micro-batches of unequal token counts, or a step has several updates"
 )
 # What the norm of a gradient says if the loss agrees.
-_UNDIVIDED = (
-    "That is the quotient of the numbers of micro-batches: their gradients are summed, and not divided by their"
-    " number"
-)
-_DIVIDED_TWICE = "That is the inverse quotient of the numbers of micro-batches: their gradients are divided by their number twice"
+_UNDIVIDED = "That is the quotient of the numbers of {parts}: their gradients are summed, and not divided by their number"
+_DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their gradients are divided by their number twice"
 _NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
-# A norm is this near to a quotient of numbers of micro-batches.
+# A norm is this near to a quotient of numbers of parts.
 _NEAR = 0.02
 _LATER = (
     "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are split, or"
@@ -338,8 +357,8 @@ class _Difference:
     apart: float
     steps: int
     """Number of the last step."""
-    micro_batches: float = 1.0
-    """The number of micro-batches on all ranks, of the actual run over the expected one."""
+    quotients: Mapping[str, float] = field(default_factory=dict)
+    """By name of the parts that divide a step, their number in the actual run over that in the expected one."""
 
     def ratios(self, dtype: str) -> list[tuple[int, str, Ratio]]:
         """Return step, port, and error over that which rounding and logged digits explain."""
@@ -408,11 +427,14 @@ class _Difference:
 
     def _explain_norm(self, factor: float) -> tuple[str, Diagnosis]:
         """Explain a norm that is `factor` times as large. Both runs may be the wrong one."""
-        others = self.micro_batches
-        if others != 1.0 and abs(factor / others - 1) <= _NEAR:
-            return _UNDIVIDED, "loss-scale"
-        if others != 1.0 and abs(factor * others - 1) <= _NEAR:
-            return _DIVIDED_TWICE, "loss-scale"
+        for words, inverse in ((_UNDIVIDED, 1), (_DIVIDED_TWICE, -1)):
+            parts = [
+                name
+                for name, quotient in self.quotients.items()
+                if quotient != 1 and abs(factor / quotient**inverse - 1) <= _NEAR
+            ]
+            if parts:
+                return words.format(parts=" or ".join(parts)), "loss-scale"
         return _NORM, "missing-reduction"
 
 
@@ -463,17 +485,9 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
         actual = read_tensors(one.launch, end)
     except AssayError as error:
         return not_compared(f"the equivalent launch: {error} ({split})")
-    numbers = [
-        prod(number for name, number in each.split.items() if name != "batch_size")
-        for each in (other, cycle.library)
-    ]
-    difference = _Difference(
-        due,
-        one.losses,
-        measure_apart(actual, expected, base),
-        last.step,
-        numbers[0] / numbers[1],
-    )
+    apart = measure_apart(actual, expected, base)
+    quotients = _compare_splits(other.split, cycle.library.split)
+    difference = _Difference(due, one.losses, apart, last.step, quotients)
     # The coarser of the declared dtype and that of the checkpoints.
     declared = cycle.library.precision or dtype
     dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
@@ -482,6 +496,17 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
         for step, port, ratio in difference.ratios(dtype)
     ]
     return _judge_difference(difference, dtype, split, cycle).with_rows(rows)
+
+
+def _compare_splits(actual: Mapping[str, int], expected: Mapping[str, int]) -> dict[str, float]:
+    """Return the quotients of the numbers of ranks and of micro-batches, by name."""
+    ranks, in_rank = (
+        actual.get(name, 1) / expected.get(name, 1) for name in ("ranks", "accumulation")
+    )
+    named = {"ranks": ranks, "micro-batches of a rank": in_rank, "micro-batches": ranks * in_rank}
+    return {
+        name: quotient for name, quotient in named.items() if name == "micro-batches" or ranks != 1
+    }
 
 
 def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cycle) -> LevelResult:

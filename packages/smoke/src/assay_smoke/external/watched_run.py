@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -231,6 +232,15 @@ _MISSING_MODULE = re.compile(
 )
 
 
+_MISSING_SCRIPT = re.compile(r"can't open file '([^']+)'")
+# What torchrun writes after a rank has ended, in front of its own traceback.
+_END_OF_RANKS = re.compile(
+    r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|exitcode)"
+)
+_FAILED_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_ERROR = re.compile(r"(\[rank\d+\]:\s*)?([\w.]+(Error|Exception|Interrupt)\b|Fatal Python error)")
+
+
 @dataclass(slots=True)
 class RunEvidence:
     """The evidence from one run. Times are in seconds since the epoch."""
@@ -311,8 +321,20 @@ class RunEvidence:
 
     @property
     def _last_line(self) -> str:
-        last = next((line.strip() for line in reversed(self._log_lines) if line.strip()), "")
-        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
+        """Quote the last error of the ranks or the last line, and name the rank that ended first."""
+        lines = [line.strip() for line in self._log_lines if line.strip()]
+        ends = [number for number, line in enumerate(lines) if _END_OF_RANKS.search(line)]
+        by_ranks = lines[: ends[0]] if ends else lines
+        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None) if ends else None
+        if not by_ranks:
+            return "it printed nothing"
+        errors = [line for line in by_ranks[-_NUM_LAST:] if _ERROR.match(line)]
+        words = ""
+        if failed is not None:
+            words = f"local rank {failed[2]} {exit_in_words(int(failed[1]))}; "
+            errors = [line for line in errors if line.startswith(f"[rank{failed[2]}]")] or errors
+        last = f"last error is {errors[-1]!r}" if errors else f"last line is {by_ranks[-1]!r}"
+        return f"{words}its {last} ({self.launch.log})"
 
     @property
     def last_lines(self) -> str:
@@ -328,6 +350,15 @@ class RunEvidence:
             raise MachineError(
                 f"the launch line needs the Python package {name!r}, which is absent: {hint}"
             )
+
+    def require_script(self) -> None:
+        """Check that Python found the script of the launch line. Raises: UsageError."""
+        missing = _MISSING_SCRIPT.search("\n".join(self._log_lines))
+        if self.exit_code and not self.losses and missing:
+            path = Path(missing[1])
+            near = get_close_matches(path.name, [one.name for one in path.parent.glob("*.py")], n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"the launch line runs {path}, which is no file{meant}")
 
     def write_timeline(self, folder: Path) -> None:
         """Write the phases to timelines/WORLD/rank-0.jsonl, for the page of a session.
@@ -358,6 +389,8 @@ class RunEvidence:
 
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
+# An error above that many lines was probably handled.
+_NUM_LAST = 40
 _LINE_END = re.compile(rb"[\r\n]")
 # Time to read the rest of the pipe after the launched process has ended.
 _DRAIN_SECONDS = 2.0

@@ -128,7 +128,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     begin = lines.index("sampler: mine.py:bad")
     assert lines[begin : begin + 5] == [
         "sampler: mine.py:bad",
-        "  broken in 2 of the 3 cases of this property: one",
+        "  must hold: one; broken in 2 of 3 cases",
         "  it is lost",
         "    sample 0",
         "    > 1",

@@ -38,9 +38,7 @@ def test_the_collator_loses_the_end_of_samples_in_10_of_20_cases(tmp_path: Path)
     tokenizers = [micro_tokenizer("own"), micro_tokenizer("eos")]
     collator = documented("pad_and_mask", tmp_path)
     (finding,) = collating.check_padding(Subject("it"), collator, tokenizers, "plain").findings
-    told = (
-        f"broken in {finding.failed} of the {finding.cases} cases of this property: {finding.name}"
-    )
+    told = f"must hold: {finding.name}; broken in {finding.failed} of {finding.cases} cases"
     assert told in PAGE
     for line in (finding.reason, *finding.example):
         assert line in PAGE

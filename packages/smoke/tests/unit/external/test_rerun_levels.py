@@ -11,6 +11,7 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.external import rerun_levels
 from assay_smoke.external.rerun_levels import (
+    _compare_splits,
     _diagnose,
     _Difference,
     _first_other_loss,
@@ -88,8 +89,8 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
         (
             [2.0, 1.5],
             (
-                "the loss of step 4 is 1.5, the uninterrupted run's 1.0 (the first one agrees: moments,"
-                " the schedule or random numbers were not restored)"
+                "the loss of step 4 is 1.5, the uninterrupted run's 1.0 (the first loss after the resume"
+                " agrees: moments, the schedule or random numbers were not restored)"
             ),
         ),
     ],
@@ -98,7 +99,9 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     losses: list[float], reason: str | None
 ) -> None:
     whole = [LoggedLoss(None, value) for value in WHOLE]
-    cycle: Any = SimpleNamespace(uninterrupted=SimpleNamespace(values=WHOLE, losses=whole))
+    cycle: Any = SimpleNamespace(
+        uninterrupted=SimpleNamespace(values=WHOLE, losses=whole), library=SimpleNamespace(ranks=1)
+    )
     logged = [LoggedLoss(step, value) for step, value in enumerate(losses)]
     run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses, losses=logged)
     assert _first_other_loss(cycle, run) == reason
@@ -166,16 +169,20 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
 @pytest.mark.parametrize(
     ("norm", "diagnosis", "words"),
     [
-        (8.0, "loss-scale", "4 times as large there, although the loss agrees. That is the"),
-        (0.5, "loss-scale", "divided by their number twice"),
+        (16.0, "loss-scale", "8 times as large there, although the loss agrees. That is the"),
+        (16.0, "loss-scale", "numbers of micro-batches: their gradients are summed"),
+        (8.0, "loss-scale", "numbers of ranks: their gradients are summed"),
+        (4.0, "loss-scale", "numbers of micro-batches of a rank: their gradients are summed"),
+        (0.25, "loss-scale", "numbers of micro-batches: their gradients are divided by their number twice"),
         (3.0, "missing-reduction", "Gradients of some rows are lost"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
     norm: float, diagnosis: str, words: str
 ) -> None:
     expected, actual = [LoggedLoss(1, 4.0, grad_norm=2.0)], [LoggedLoss(1, 4.0, grad_norm=norm)]
-    found = _Difference(expected, actual, 0.0, 1, micro_batches=4.0).describe("float32")
+    quotients = _compare_splits({"ranks": 4, "accumulation": 4}, {"accumulation": 2})
+    found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
     assert found is not None
     assert (found[:2], found[3]) == ((1, "backward"), diagnosis)
     assert words in found[2]

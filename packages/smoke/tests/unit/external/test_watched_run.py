@@ -2,11 +2,14 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay_smoke.external.library import Losses
-from assay_smoke.external.watched_run import LoggedLoss, LossesError, LossReader
+from assay_smoke.external.watched_run import LoggedLoss, LossesError, LossReader, RunEvidence
 
 STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
 
@@ -118,3 +121,57 @@ def test_usual_names_of_json_are_read_without_a_key(rate: str, tmp_path: Path) -
     reader.poll()
 
     assert reader.found == [LoggedLoss(1, 2.5, 0.1, 3.0)]
+
+
+TORCHRUN = """\
+W1129 20:45:48.156000 75 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 80 closing signal SIGTERM
+E1129 20:45:48.159000 75 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 81) of binary: /bin/python
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+=======================================================
+"""
+
+
+def ended(folder: Path, text: str, exit_code: int) -> RunEvidence:
+    """Return the evidence of a run with this log."""
+    log = folder / "run.log"
+    log.write_text(text, encoding="utf-8")
+    launch: Any = SimpleNamespace(
+        log=log, name="uninterrupted", first_step=0, library=SimpleNamespace(steps=9)
+    )
+    return RunEvidence(launch, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("loading\nValueError: no rows\n", "its last error is 'ValueError: no rows'"),
+        ("loading\nno rows\n", "its last line is 'no rows'"),
+        (
+            "step=9\nFatal Python error: Aborted\n\nThread 0x1:\n" + TORCHRUN.format(code=-6),
+            "local rank 1 was ended by SIGABRT; its last error is 'Fatal Python error: Aborted'",
+        ),
+        (
+            "[rank1]: RuntimeError: no room\n[rank0]: ConnectionError: closed by peer\n"
+            + TORCHRUN.format(code=1),
+            "local rank 1 ended with exit code 1; its last error is '[rank1]: RuntimeError: no room'",
+        ),
+        (
+            "stopping\n" + TORCHRUN.format(code=3),
+            "local rank 1 ended with exit code 3; its last line is 'stopping'",
+        ),
+        ("", "it printed nothing"),
+    ],
+)
+def test_a_bad_end_quotes_the_error_of_the_rank_that_ended_first(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    assert f"; {words}" in str(ended(tmp_path, text, 1).describe_bad_end())
+
+
+def test_a_script_that_is_absent_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    run = ended(tmp_path, f"python: can't open file '{tmp_path}/trian.py': [Errno 2]", 2)
+
+    with pytest.raises(UsageError, match=r"trian\.py, which is no file; did you mean train\.py\?"):
+        run.require_script()

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError, UsageError, name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.foreign_text import shorten
 from assay.training.state.parameters import put
@@ -110,6 +110,9 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
 def read_adapter(folder: Path) -> dict[str, Tensor]:
     """Read the tensors of an adapter's file. Raises: MachineError."""
     path = folder / ADAPTER_FILE
+    if folder.is_dir() and not path.exists():
+        held = name_some(sorted(one.name for one in folder.iterdir())) or "nothing"
+        raise MachineError(f"{folder} holds no {ADAPTER_FILE}, but {held}")
     try:
         with open_file(path):  # refuses a FIFO, which would block
             return load_file(path)

@@ -21,12 +21,18 @@ def test_lora_without_peft_is_an_error_that_says_how_to_get_it(
     )
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no safetensors file"])
+def test_a_folder_without_adapter_is_an_error_that_names_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+
+    with pytest.raises(MachineError, match=f"holds no {ADAPTER_FILE}, but model.safetensors"):
+        read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors file"])
 def test_an_adapter_that_cannot_be_read_is_an_error_that_names_it(
-    tmp_path: Path, content: bytes | None
+    tmp_path: Path, content: bytes
 ) -> None:
-    if content is not None:
-        (tmp_path / ADAPTER_FILE).write_bytes(content)
+    (tmp_path / ADAPTER_FILE).write_bytes(content)
     with pytest.raises(MachineError, match=rf"^the adapter in {tmp_path / ADAPTER_FILE} cannot be"):
         read_adapter(tmp_path)
 
