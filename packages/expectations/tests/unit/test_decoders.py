@@ -152,7 +152,10 @@ def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
         ("[thresholds", "Expected"),
         ("", "thresholds: it is missing"),
         ("failure_rate = 1.5\n[thresholds]", "failure_rate: "),
-        ("failure_rte = 0.5\n[thresholds]", "failure_rte: "),
+        (
+            "failure_rte = 0.5\n[thresholds]",
+            "unknown key 'failure_rte'; did you mean failure_rate?",
+        ),
         ("[thresholds]\ncosine = 1.0", "thresholds: the name 'cosine': it must match"),
         ("[thresholds]\ndiff_mean = nan", "thresholds.diff_mean"),
         ("[thresholds]\ndiff_mean = 1.0\n[shapes.4x64.thresholds]\n", "shape '4x64'"),
