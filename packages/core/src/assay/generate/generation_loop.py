@@ -129,7 +129,7 @@ def limits_of_generation(
     processing: as `find_input_limits` takes it.
 
     Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
-    its name in the model's outputs.
+    its name in the model's outputs. A padded text tests if a recurrent model leaves padding out.
     """
     limits = find_input_limits(loaded, processing, generate)
     if loaded.media_input or not loaded.can_generate:
@@ -137,6 +137,8 @@ def limits_of_generation(
     if loaded.decoder_start:
         return replace(limits, whole_prefill="the encoder reads it in one call")
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
+    if getattr(loaded.model, "_is_stateful", False) and _reads_padding(loaded, token):
+        limits = replace(limits, reads_padding=True)
     two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
     two_chunks = insert_media(two_chunks, limits, 0, ((),))
     try:
@@ -144,6 +146,21 @@ def limits_of_generation(
     except Exception as error:  # noqa: BLE001 - model code raises anything
         return replace(limits, whole_prefill=first_line(error.__cause__ or error))
     return limits
+
+
+# Rounding in float32 is far below it, and a recurrence that takes padding for tokens far above.
+_READ_PADDING = 1e-3
+
+
+def _reads_padding(loaded: LoadedModel, token: int) -> bool:
+    """Return True if padding before a text changes its logits."""
+    short, long = (token,) * 2, (token,) * 6
+    alone_V, padded_V = (
+        generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, 1)).logits[-1, 0]
+        for rows in ((short,), (long, short))
+    )
+    # Attention of padding may be NaN, which a recurrence passes on.
+    return not bool((padded_V - alone_V).norm() <= _READ_PADDING * alone_V.norm())
 
 
 def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:

@@ -178,6 +178,8 @@ class ModelLimits:
     """False for a model of images or sounds alone."""
     end_token_id: int | None = None
     """Last token of every text, where a model may take its state for the text's; None for any."""
+    reads_padding: bool = False
+    """True if padding before a text changes its results, so that each text is a batch of its own."""
     whole_prefill: str = ""
     """Why the prefill cannot be divided into chunks; "" if it can."""
 

@@ -93,13 +93,13 @@ def plan_batches(
         notes = []
         prompts = _cut(prompts, options, rng)
         long_prompt = None
-    for number, prompt in enumerate(prompts if limits.has_tokens else ()):
-        limits.check_ids(prompt.ids, new_tokens, f"prompt {number}")
-    if long_prompt is not None:
-        limits.check_ids(long_prompt.ids, LONG_NEW_TOKENS, "the long prompt")
+    _check_all(limits, prompts, new_tokens, long_prompt)
     batches: list[Batch] = []
-    for start in range(0, len(prompts), options.batch_size):
-        members = prompts[start : start + options.batch_size]
+    size = 1 if limits.reads_padding else options.batch_size
+    if size < options.batch_size:
+        notes.append("each text is a batch of its own: padding changes the results of this model")
+    for start in range(0, len(prompts), size):
+        members = prompts[start : start + size]
         numbers = tuple(range(start, start + len(members)))
         rows = tuple(_with_end(prompt.ids, limits) for prompt in members)
         batch = Batch(
@@ -124,6 +124,16 @@ def plan_batches(
         notes.append(f"no text holds an image or a sound: {limits.no_media}")
     prompts = [replace(prompt, media=()) for prompt in prompts]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+def _check_all(
+    limits: ModelLimits, prompts: Sequence[Prompt], new_tokens: int, long_prompt: Prompt | None
+) -> None:
+    """Raise UsageError if the model cannot continue one of the prompts."""
+    for number, prompt in enumerate(prompts if limits.has_tokens else ()):
+        limits.check_ids(prompt.ids, new_tokens, f"prompt {number}")
+    if long_prompt is not None:
+        limits.check_ids(long_prompt.ids, LONG_NEW_TOKENS, "the long prompt")
 
 
 def _with_given(batch: Batch, prompts: Sequence[Prompt]) -> Batch:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from assay.generate.generation_loop import (
@@ -180,19 +180,45 @@ def test_model_with_a_cache_reads_its_prompt_in_chunks(llama: LoadedModel) -> No
     assert limits_of_generation(llama).whole_prefill == ""
 
 
-def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> None:
-    settings: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
-    config = AutoConfig.for_model("mamba", vocab_size=64, time_step_rank=2, **settings)
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4, "time_step_rank": 2}
+RWKV = {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}
+RECURRENT_GEMMA = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "lru_width": 32,
+    "intermediate_size": 64, "attention_window_size": 16,
+}  # fmt: skip
+
+
+def recurrent_model(kind: str, settings: dict[str, Any]) -> LoadedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=64, **settings)
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config).eval()
+    for (
+        parameter
+    ) in model.parameters():  # the initial biases, and the embedding of padding, are zero
+        nn.init.normal_(parameter, std=0.3)
     loaded = SimpleNamespace(
         model=model, config=config, vocab_size=64, max_positions=None, pad_token_id=0,
         eos_token_ids=(), can_generate=True, decoder_start=(), media_input="", media_token_id=None,
     )  # fmt: skip
+    return cast("LoadedModel", loaded)
 
-    limits = limits_of_generation(cast("LoadedModel", loaded))
+
+def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> None:
+    limits = limits_of_generation(recurrent_model("mamba", MAMBA))
 
     assert "without a cache" in limits.whole_prefill
+
+
+# transformers 5.23.0: Mamba masks padding in its convolution and state, RWKV and RecurrentGemma do not.
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [("mamba", MAMBA, False), ("rwkv", RWKV, True), ("recurrent_gemma", RECURRENT_GEMMA, True)],
+)
+def test_padding_is_kept_from_a_recurrent_model_that_takes_it_for_tokens(
+    kind: str, settings: dict[str, Any], *, expected: bool
+) -> None:
+    assert limits_of_generation(recurrent_model(kind, settings)).reads_padding == expected
 
 
 HIDDEN, POOLED = torch.zeros(2, 5, 8), torch.zeros(2, 8)

@@ -71,6 +71,15 @@ def test_defaults_are_two_batches_of_four_and_a_long_prompt_in_chunks() -> None:
     assert planned.notes == ()
 
 
+def test_texts_whose_padding_would_be_read_are_batches_of_their_own() -> None:
+    planned = plan(dataclasses.replace(LIMITS, reads_padding=True))
+
+    assert [len(batch.rows) for batch in planned.batches] == [1] * 9
+    assert planned.notes == (
+        "each text is a batch of its own: padding changes the results of this model",
+    )
+
+
 def test_prompts_are_numbered_over_all_batches() -> None:
     planned = plan(num_prompts=5, batch_size=2)
     assert [batch.number for batch in planned.batches] == [0, 1, 2, 3]
