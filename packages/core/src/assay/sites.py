@@ -1,6 +1,7 @@
 """Addresses of tensors: where in a run a value was computed."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -139,6 +140,11 @@ class RowMap:
         return len(self.positions[0]) if self.positions else 0
 
     @property
+    def has_padding(self) -> bool:
+        """Return True if a row is padded."""
+        return any(-1 in row for row in self.positions)
+
+    @property
     def first_token(self) -> tuple[int, int]:
         """Return prompt and position of the first token of the first row; position -1 without one."""
         if not self.prompts:
@@ -161,5 +167,16 @@ class Call:
     rows: RowMap | None = None
     constants: Mapping[str, object] = field(default_factory=dict)
     """Arguments other than tensors, by port, as JSON values."""
+
+    @property
+    def group_totals(self) -> set[int]:
+        """Return the sums of the whole numbers in lists of arguments, such as the sizes of the groups of rows."""
+        totals: Counter[str] = Counter()
+        for port, value in self.constants.items():
+            name, _, number = port.rpartition(".")
+            if number.isdigit() and type(value) is int:
+                totals[name] += value
+        return {*totals.values()}
+
     placements: Mapping[str, str] = field(default_factory=dict)
     """By port, the placement of a tensor over ranks; a tensor without one is whole."""

@@ -66,3 +66,10 @@ def test_call_has_no_ports_and_whole_tensors_by_default() -> None:
 
     assert call.ports == ()
     assert dict(call.placements) == {}
+
+
+def test_a_list_of_whole_numbers_may_be_the_sizes_of_groups_of_rows() -> None:
+    constants = {"input.sizes.0": 3, "input.sizes.1": 5, "input.flag.0": True, "input.top_k": 2}
+    call = Call(CallSite(0, "m"), "Experts", None, 0, constants=constants)
+
+    assert call.group_totals == {8}

@@ -235,9 +235,6 @@ class _Addresses:
     @classmethod
     def of_shape(cls, shape: torch.Size, rows: RowMap | None) -> Self:
         """Return the addresses of a tensor of this shape in a call over `rows`."""
-        if _may_mix_padding(shape, rows):
-            none = torch.empty(0, dtype=torch.long)
-            return cls(none, none, none, none, shape[0])
         layout = RowLayout.of_shape(shape, rows)
         prompt, position = _row_addresses(shape[:-1], layout, rows)
         valid = position >= 0
@@ -249,18 +246,6 @@ class _Addresses:
             return cls(prompt, position, None, left_out, 0)
         kept = valid.nonzero()[:, 0]
         return cls(prompt[kept], position[kept], kept, left_out, len(left_out))
-
-
-def _may_mix_padding(shape: torch.Size, rows: RowMap | None) -> bool:
-    """Return True for several rows per token, (k * B * T, C), of a call with padding.
-
-    Experts get the rows of their tokens in the order of the experts, and padding has any experts: attention without
-    an allowed key differs between implementations.
-    """
-    if rows is None or len(shape) != 2:
-        return False
-    num_per_token, rest = divmod(shape[0], max(rows.num_rows * rows.length, 1))
-    return num_per_token > 1 and not rest and any(-1 in row for row in rows.positions)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

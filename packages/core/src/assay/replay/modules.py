@@ -289,6 +289,8 @@ class Replayer:
             self.results.note_extra_call(active.call.site)
             return
         self._called.add(expected.site)
+        if self._may_mix_padding(expected):
+            return
         matched = _Matched(expected, self.source.select_rows(expected.rows))
         if active.call.caller is None:
             self._root.index = RowIndex(matched.rows)
@@ -299,6 +301,16 @@ class Replayer:
         self._supply_masks(active)
         matched.caches = self._caches.snapshot(active.arguments)
         matched.changes = InPlaceChanges(active.arguments)
+
+    def _may_mix_padding(self, call: Call) -> bool:
+        """Return True for rows in groups, such as those of experts, of a batch with padding.
+
+        Attention of padding differs between implementations, so its rows may be in another group.
+        """
+        totals = call.group_totals
+        if not totals or call.rows is None or not call.rows.has_padding:
+            return False
+        return any(self.trace.stored(call, port).shape[0] in totals for port in call.ports)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Measure and replace the results of a call that is in the trace."""

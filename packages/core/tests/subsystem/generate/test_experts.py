@@ -89,3 +89,23 @@ def test_wrong_router_fails_where_it_is(
     assert done.verdict["verdict"] == "FAIL", done.stdout
     assert done.verdict["location"]["module"] == ROUTER
     assert done.verdict["diagnosis"] == "module-error"
+
+
+def test_rows_in_the_order_of_experts_pass_beside_padding(tmp_path: Path) -> None:
+    # JetMoe passes the rows of all chosen experts to one linear layer. sdpa and eager attend to nothing in another
+    # way, so the rows of padding choose other experts and move all others.
+    config = AutoConfig.for_model(
+        "jetmoe", hidden_size=64, num_hidden_layers=2, num_key_value_heads=2, kv_channels=16,
+        intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, vocab_size=260,
+        max_position_embeddings=64, pad_token_id=258, initializer_range=0.1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(3)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+
+    done = run_in_process(
+        tmp_path / "run", "check", "generate", tmp_path / "model", "--reference", "cpu/float32",
+        "--candidate", "cpu/float32", *SIZES,
+    )  # fmt: skip
+
+    assert done.verdict["verdict"] == "PASS", done.stdout

@@ -114,13 +114,6 @@ def test_each_chosen_expert_of_a_token_has_a_row() -> None:
     assert addresses(6, 2, 8) == [address for address in VALID for _ in range(2)]
 
 
-def test_rows_in_the_order_of_experts_are_compared_only_without_padding() -> None:
-    # (k * B * T, C): those of padding may be anywhere.
-    assert addresses(12, 8) == []
-    assert RowIndex(ROWS).num_padding(torch.zeros(12, 8)) == 12
-    assert len(addresses(12, 8, rows=RowMap((4, 7), ((0, 1, 2), (0, 1, 2))))) == 12
-
-
 def test_pads_are_out_of_caches_by_head() -> None:
     # (B, heads, T, head_dim): every head has its rows.
     assert addresses(2, 2, 3, 8) == [*VALID[:2], *VALID[:2], *VALID[2:], *VALID[2:]]
