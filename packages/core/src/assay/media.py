@@ -182,6 +182,7 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
         if read("num_mel_bins") is not None:
             yield read("max_length") or _NUM_FRAMES, read("num_mel_bins")
         yield (_NUM_SAMPLES,)
+        yield (4 * _NUM_SAMPLES,)  # some pool over many frames
         yield read("audio_channels") or 1, _NUM_SAMPLES
     elif name in ("input_features", "audio_features", "features"):
         width = read("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")

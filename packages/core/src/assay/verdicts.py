@@ -170,8 +170,8 @@ class Coverage(Record):
     unused_parameters: list[str] = Field(default_factory=list)
     """Parameters of modules that ran, whose values no operation read (training: no gradient)."""
     other_uses: dict[str, str] = Field(default_factory=dict)
-    """Parameters that no operation can read in this check, each with its use: "in training", or "with" an argument
-    that the model does not name."""
+    """Parameters that no operation can read in this check, each with its use: "in training", "with" an argument that
+    no check gives, or "by no code"."""
     unrouted_experts: list[str] = Field(default_factory=list)
     """Experts that computed no token: path of their group and number, `mlp.experts.3`."""
     equal_rows: list[str] = Field(default_factory=list)

@@ -1,10 +1,13 @@
-"""Find what the parameters that a run never reads are for: training, or an argument that the model does not name."""
+"""Find what the parameters that a run never reads are for: training, an argument that no check gives, or nothing."""
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,23 +16,32 @@ from assay.generate.generation_loop import generate
 from assay.generate.passes import Side, Work, first_call, watched
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
+from assay.judge.coverage import NO_CODE
+
+_LABELS = "labels"
 
 
 def find_other_uses(side: Side, work: Work, unread: Collection[str]) -> dict[str, str]:
     """Map each parameter to its other use, of those that no run of the model read; others are left out.
 
     A wav2vec2 reads the vector of masked frames in training alone. The embeddings of a DINOv2 read that of masked
-    patches if they get an argument that an image classifier does not name.
+    patches if they get an argument that an image classifier does not name. The head for speakers of a UniSpeech-SAT
+    reads the weights of its loss with labels. A wav2vec2-conformer has a convolution that no code calls.
     """
     model = side.loaded.model
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in unread}
     known = inspect.signature(model.forward).parameters
-    uses = {
-        name: f"with {argument}"
-        for name, owner in owners.items()
-        for argument in _arguments_around(owner, name.rpartition(".")[2])
-        if argument not in known
-    }
+    in_code = _read_in_code(model)
+    uses: dict[str, str] = {}
+    for name in unread:
+        for owner, child in _list_owners(model, name):
+            arguments = {*_arguments_around(owner, child)}
+            if owner is not owners[name]:
+                arguments &= {_LABELS}  # code around it may make others
+            if arguments := arguments - (known.keys() - {_LABELS}):
+                uses[name] = f"with {max(arguments)}"
+            elif in_code is not None and child not in in_code:
+                uses[name] = NO_CODE
     watch = UsageWatch(NullHandler())
     with _training([*owners.values()]), watched(side, watch) as tracer:
         work.begin(tracer)
@@ -50,6 +62,40 @@ def _training(modules: Collection[nn.Module]) -> Iterator[None]:
         finally:
             for module in modules:
                 module.training = False
+
+
+def _list_owners(model: nn.Module, name: str) -> Iterator[tuple[nn.Module, str]]:
+    """Yield each module around a parameter, with the name by which its code may read the next part of the path."""
+    path = name.split(".")
+    for depth, child in enumerate(path):
+        if child.isidentifier():  # not a number in a list
+            yield model.get_submodule(".".join(path[:depth])), child
+
+
+def _read_in_code(model: nn.Module) -> set[str] | None:
+    """Return the names that the files of all classes of a model read; None if the code of one is unknown."""
+    classes = {base for module in model.modules() for base in type(module).__mro__[:-1]}
+    try:
+        return set().union(*map(_read_names, {inspect.getfile(one) for one in classes}))
+    except (OSError, TypeError, SyntaxError, UnicodeError):
+        return None
+
+
+@cache
+def _read_names(file: str) -> frozenset[str]:
+    """Return the attributes that a file of Python reads, and words of its strings, outside of functions that initialize."""
+    names: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(Path(file).read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "_init_weights"):
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(re.findall(r"\w+", node.value))
+        pending += ast.iter_child_nodes(node)
+    return frozenset(names)
 
 
 def _arguments_around(owner: nn.Module, parameter: str) -> Iterator[str]:

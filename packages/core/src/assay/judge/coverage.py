@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from assay.judge.results import ReplayResults
 
 
+NO_CODE = "by no code"
+
+
 class Usage(Record):
     """Parts of a model that one process used, as observed by `assay.hooks.coverage_watch.UsageWatch`."""
 
@@ -27,8 +30,8 @@ class Usage(Record):
     read: list[str] | None = None
     """Parameters that operations read; null if reads were not watched."""
     other_uses: dict[str, str] = Field(default_factory=dict)
-    """The use of parameters that no operation read: "in training", or "with" an argument that the model does not
-    name."""
+    """The use of parameters that no operation read: "in training", "with" an argument that no check gives, or
+    `NO_CODE`."""
     experts: dict[str, list[int]] = Field(default_factory=dict)
     """Token count of each expert, by the path of the expert group."""
     equal_rows: list[str] = Field(default_factory=list)
@@ -145,7 +148,13 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
         unused |= set(_unread(candidate, only_here - missing))
     missing = {name for name in missing if not set(_around(name)) & set(unrouted)}
     known = {*missing, *reference.experts}
-    others = {name: use for name, use in reference.other_uses.items() if name in unused}
+    uses = reference.other_uses
+    missing -= {name for name in missing if {*reference.parameters.get(name, "?")} <= uses.keys()}
+    others = {
+        name: use
+        for name, use in uses.items()
+        if name in unused or name.rpartition(".")[0] in owners - run
+    }
     unused -= others.keys()
     unused |= {name for name in parts.untouched if not known & set(_around(name))}
     coverage = Coverage(
@@ -248,7 +257,8 @@ def _list_minor_gaps(coverage: Coverage) -> list[str]:
     """List parts that the inputs did not exercise and that do not count as gaps."""
     uses = coverage.other_uses.values()
     gaps = [
-        f"read only {use}: {name_some([name for name, one in coverage.other_uses.items() if one == use])}"
+        f"read {use if use == NO_CODE else f'only {use}'}:"
+        f" {name_some([name for name, one in coverage.other_uses.items() if one == use])}"
         for use in dict.fromkeys(uses)
     ]
     if coverage.equal_rows:

@@ -11,25 +11,7 @@ from assay.generate.other_uses import find_other_uses
 from assay.generate.passes import Side, whole_batches
 from assay.inputs import Batch
 from assay.models import LoadedModel, load_model
-
-
-class Embeddings(nn.Module):
-    """Its mask is for an argument, its noise for training, its far for long texts, and nothing reads its spare."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        vectors = (nn.Parameter(torch.ones(1)) for _ in range(4))
-        self.mask, self.noise, self.far, self.spare = vectors
-
-    def forward(self, ids: Tensor, masked: Tensor | None = None) -> Tensor:
-        hidden: Tensor = self.inner(ids)
-        if ids.shape[1] > 1000:
-            hidden = hidden + self.far
-        if masked is not None:
-            hidden = torch.where(masked[..., None], self.mask, hidden)
-        return hidden + self.noise if self.training else hidden
-
+from packages.core.tests.unit.generate.unread_parameters import Embeddings
 
 NAMES = [f"model.embed_tokens.{name}" for name in ("mask", "noise", "far", "spare")]
 
@@ -50,7 +32,7 @@ def test_uses_in_training_and_for_an_argument_are_told(loaded: LoadedModel, batc
 
     uses = find_other_uses(side, work, NAMES)
 
-    assert uses == {NAMES[0]: "with masked", NAMES[1]: "in training"}
+    assert uses == {NAMES[0]: "with masked", NAMES[1]: "in training", NAMES[3]: "by no code"}
     assert not loaded.model.get_submodule("model.embed_tokens").training
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -64,3 +46,24 @@ def test_an_argument_that_the_model_names_is_no_excuse(loaded: LoadedModel, batc
     side = Side(loaded, open_device("cpu"))
 
     assert NAMES[0] not in find_other_uses(side, whole_batches([batch])[0], NAMES)
+
+
+def test_a_module_for_labels_is_told_and_one_for_absent_embeddings_is_not(
+    loaded: LoadedModel, batch: Batch
+) -> None:
+    class Learning(type(loaded.model)):  # type: ignore[misc]
+        def forward(self, *args: object, labels: Tensor | None = None, **kwargs: object) -> object:
+            output = super().forward(*args, **kwargs)
+            if labels is not None:
+                output["loss"] = self.objective(output.logits)
+            return output
+
+    loaded.model.__class__ = Learning
+    loaded.model.objective = nn.Linear(2, 2, bias=False)
+    side = Side(loaded, open_device("cpu"))
+    names = ["objective.weight", "model.embed_tokens.inner.weight"]
+
+    uses = find_other_uses(side, whole_batches([batch])[0], names)
+
+    assert uses.pop("objective.weight") == "with labels"
+    assert not any(use.startswith("with") for use in uses.values())

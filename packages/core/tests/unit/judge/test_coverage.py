@@ -43,6 +43,15 @@ def test_all_that_ran_is_covered() -> None:
     assert describe_coverage(found) == "coverage: all 6 modules with parameters ran"
 
 
+def test_a_module_for_another_use_need_not_run() -> None:
+    ran = usage("embed", "layers.0", "head", other_uses={"visual.merger.weight": "by no code"})
+
+    found = coverage(ran, TEXT)
+
+    assert found.not_run == ["visual.blocks.0", "visual.blocks.1"]
+    assert describe_coverage(found).endswith("read by no code: visual.merger.weight")
+
+
 def test_what_never_ran_is_named_by_its_topmost_module() -> None:
     found = coverage(TEXT, TEXT)
 

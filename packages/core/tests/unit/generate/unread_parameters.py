@@ -1,0 +1,22 @@
+"""A module whose code reads some of its parameters only on occasion, in a file that does not name the others."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Embeddings(nn.Module):
+    """Its mask is for an argument, its noise for training, its far for long texts, and the last for nothing."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        vectors = (nn.Parameter(torch.ones(1)) for _ in range(4))
+        self.mask, self.noise, self.far, self.spare = vectors
+
+    def forward(self, ids: Tensor, masked: Tensor | None = None) -> Tensor:
+        hidden: Tensor = self.inner(ids)
+        if ids.shape[1] > 1000:
+            hidden = hidden + self.far
+        if masked is not None:
+            hidden = torch.where(masked[..., None], self.mask, hidden)
+        return hidden + self.noise if self.training else hidden
