@@ -14,12 +14,13 @@ from torch import nn
 MOST_PARAMETERS = 20_000_000
 
 _LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|depth")
+_KV_HEADS = re.compile(r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads")
 # Largest value of a whole number in a configuration, by its name: the first pattern decides.
 _SIZES = (
     (r"vocab_size", 384),
     (r"num_feat_extract_layers", 99),  # those of the convolutions, whose settings are lists
     (_LAYERS.pattern, 2),
-    (r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
+    (_KV_HEADS.pattern, 2),
     (r".*(attention_)?heads|n_head", 4),
     (r".*head_(dim|size)|d_kv|attention_key_size|rotary_dim", 16),
     (r"(attn|attention|full_attention|expert).*_(period|interval)", 2),
@@ -49,6 +50,8 @@ _REPLACED = {
     "vision_output_dim": 128,  # of the last layer and one other
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
+# Settings that the files of a model state and its class does not.
+_ABSENT = {"vocab_size": 384, "head_dim": 16, "num_experts_per_tok": 2, "num_key_value_heads": 2}
 _FIRST_TOKENS = {
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -101,6 +104,10 @@ def build_tiny(architecture: Architecture) -> nn.Module:
     for settings in _reductions(config_class):
         try:
             config = config_class(**settings)
+            if getattr(config, "is_encoder_decoder", False) and not hasattr(
+                config, "decoder_start_token_id"
+            ):
+                config.decoder_start_token_id = 0  # as the files of T5 have
             with torch.device("meta"):
                 outline = model_class(config)
         except Exception as error:  # noqa: BLE001 - each class refuses in its own way
@@ -145,20 +152,22 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     yield reduced
     yield {**reduced, "pad_token_id": 0}  # some have none, and need it
     # Two layers may lack a kind of layer that the code expects.
-    yield _with_layers(reduced, 4)
+    yield _with_numbers(reduced, _LAYERS, 4)
+    yield _with_numbers(reduced, _KV_HEADS, 4)  # latent attention has as many as queries
+    yield {**reduced, "num_heads": 8}  # of a state that is twice as wide
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
     kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
     yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
     yield {}
 
 
-def _with_layers(settings: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return settings with `count` layers in each part."""
+def _with_numbers(settings: dict[str, Any], names: re.Pattern[str], number: int) -> dict[str, Any]:
+    """Return settings with `number` for the whole numbers of these names, in each part."""
     return {
-        name: _with_layers(one, count)
+        name: _with_numbers(one, names, number)
         if isinstance(one, dict)
-        else count
-        if _LAYERS.fullmatch(name) and type(one) is int
+        else number
+        if names.fullmatch(name) and type(one) is int
         else one
         for name, one in settings.items()
     }
@@ -202,8 +211,10 @@ def _reduce_value(name: str, value: object) -> object:
         return _REPLACED[name]
     if isinstance(value, dict) and "mrope_section" in value:
         return {**value, "mrope_section": [2, 3, 3]}  # half of a head
-    if name == "vocab_size" and value is None:
-        return 384
+    if value is None:
+        return _ABSENT.get(name)
+    if name == "attention_types" and isinstance(value, list):
+        return [[value[0][0], 1]]  # each kind once
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
