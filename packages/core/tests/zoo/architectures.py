@@ -48,6 +48,7 @@ _REPLACED = {
     "cross_attention_layers": [1],
     "intermediate_layers_indices": [0],
     "vision_output_dim": 128,  # of the last layer and one other
+    "attention_types": [[["global", "local"], 1]],
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 # Settings that the files of a model state and its class does not.
@@ -213,8 +214,6 @@ def _reduce_value(name: str, value: object) -> object:
         return {**value, "mrope_section": [2, 3, 3]}  # half of a head
     if value is None:
         return _ABSENT.get(name)
-    if name == "attention_types" and isinstance(value, list):
-        return [[value[0][0], 1]]  # each kind once
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
