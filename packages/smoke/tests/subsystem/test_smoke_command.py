@@ -64,7 +64,7 @@ def test_a_plan_of_ci_reads_the_keys_of_a_library(tmp_path: Path) -> None:
     done = run_command("ci", "plan", "--root", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "assay: assay.toml: smoke: ci/train.toml: there is no key `lauch` (did you mean `launch`?)"
+        "assay: assay.toml: smoke: ci/train.toml: there is no key `lauch`; did you mean `launch`?"
     )
 
 

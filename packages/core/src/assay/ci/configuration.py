@@ -278,7 +278,7 @@ def _steps(configuration: Configuration, machine: Machine) -> Iterator[Step]:
         for number, entry in enumerate(entries, start=1):
             where = f"{table}, entry {number}" if len(entries) > 1 else table
             name = names[number - 1]
-            options = _with_defaults(table, kind, entry, machine)
+            options = _with_defaults(table, kind, entry, machine, where)
             baseline = options.pop("baseline", None) if table == "bench" else None
             yield Step(kind.tier, name, (*kind.command, *_words_of(kind, options, where)), where)
             if baseline is not None:
@@ -301,18 +301,32 @@ def _names_of(table: str, kind: _Kind, entries: Sequence[Entry]) -> list[str]:
     return [f"{table}-{number}" for number in range(1, len(entries) + 1)]
 
 
-def _with_defaults(table: str, kind: _Kind, entry: Entry, machine: Machine) -> Entry:
-    """Add what the machine decides to the options of an entry; the entry's own go first."""
-    options = dict(entry)
+def _with_defaults(table: str, kind: _Kind, entry: Entry, machine: Machine, where: str) -> Entry:
+    """Add what the machine decides to the options of an entry, which may choose the dtype."""
+    run, options = parse_run(machine.run), dict(entry)
+    if "device" in entry:
+        raise UsageError(f"{FILE}: {where}: leave 'device' out: the machine decides it")
+    chosen = [key for key in ("candidate", "run") if key in entry]
+    for key in chosen:
+        options[key] = str(Run(run.device, _require_dtype(entry[key], f"{where}: {key}")))
     option = kind.run_option.removeprefix("--")
-    if option and option not in options:
-        run = parse_run(machine.run)
+    if option and not chosen:
         options[option] = run.device if option == "device" else machine.run
     if table in ("generate", "train") and not {"reference", "golden"} & set(options):
         options["reference"] = "cpu/float32"
     if table == "smoke" and machine.cards and "cards" not in options:
         options["cards"] = machine.cards
     return options
+
+
+def _require_dtype(value: Value, where: str) -> str:
+    if isinstance(value, str) and value in RUN_DTYPES:
+        return value
+    dtype = value.rpartition("/")[2] if isinstance(value, str) else ""
+    advice = (
+        f"write {dtype!r}" if dtype in RUN_DTYPES else f"write a dtype: {', '.join(RUN_DTYPES)}"
+    )
+    raise UsageError(f"{FILE}: {where} = {value!r}: the machine decides the device; {advice}")
 
 
 def _words_of(kind: _Kind, options: Mapping[str, Value], where: str) -> Iterator[str]:

@@ -229,7 +229,7 @@ def run(
     from assay.ci.configuration import list_steps, read_configuration
     from assay.ci.running import run_steps, write_job
     from assay.devices.detection import require_run
-    from assay.devices.run_string import parse_run
+    from assay.devices.run_string import RUN_DTYPES, Run, parse_run
     from assay.report.page.html import INDEX_FILE, append_summary
     from assay.runs import RunFolder
 
@@ -245,9 +245,13 @@ def run(
         )
     _require_one_task(os.environ)
     run = parse_run(read.find(machine).run)
-    own = [step.words for step in steps if "--candidate-python" not in step.words]
-    if {str(run), run.device} & {word for words in own for word in words}:
-        require_run(run)  # once, not in every command
+    words = {
+        word for step in steps if "--candidate-python" not in step.words for word in step.words
+    }
+    judged_here = [Run(run.device, dtype) for dtype in RUN_DTYPES]
+    judged_here = [one for one in judged_here if str(one) in words]
+    for one in judged_here or [run] * (run.device in words):
+        require_run(one)  # once, not in every command
     folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
     title = f"{machine}, rehearsed on {judged}" if judged else machine
     job = run_steps(title, steps, root, folder)

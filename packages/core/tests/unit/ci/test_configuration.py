@@ -41,8 +41,8 @@ def words_of(folder: Path, entry: str, tier: str = "") -> list[str]:
             "check generate m --golden g --candidate sim:fp8/bfloat16",
         ),
         (
-            "[[train]]\nmodel = 'm'\nlora = true\nsteps = 2\ncandidate = 'cpu/float16'",
-            "check train m --lora --steps 2 --candidate cpu/float16 --reference cpu/float32",
+            "[[train]]\nmodel = 'm'\nlora = true\nsteps = 2\ncandidate = 'float16'",
+            "check train m --lora --steps 2 --candidate sim:fp8/float16 --reference cpu/float32",
         ),
         (
             "[[smoke]]\ncase = ['command:a.toml', 'b']\nk = 'lora'",
@@ -54,6 +54,7 @@ def words_of(folder: Path, entry: str, tier: str = "") -> list[str]:
             "smoke data --features a --features b",
         ),
         ("[[expectations]]\nfolder = 'e'", "expect verify e --run sim:fp8/bfloat16"),
+        ("[[smoke]]\nrun = 'float32'", "smoke run --run sim:fp8/float32"),
     ],
 )
 def test_an_entry_becomes_a_command_for_the_machine(tmp_path: Path, entry: str, words: str) -> None:
@@ -93,9 +94,35 @@ def test_a_machine_has_its_own_tiers_and_number_of_cards(tmp_path: Path) -> None
 
 
 def test_another_run_replaces_that_of_one_machine(tmp_path: Path) -> None:
-    configuration = read(tmp_path, MACHINE + "[[load]]\nmodel = 'm'").with_run("box", "cpu/float16")
-    (step,) = list_steps(configuration, "box")
-    assert step.words == ("check", "load", "m", "--run", "cpu/float16")
+    text = "[[load]]\nmodel = 'm'\n[[load]]\nmodel = 'n'\nrun = 'float32'"
+    configuration = read(tmp_path, MACHINE + text).with_run("box", "cpu/float16")
+    assert [step.words for step in list_steps(configuration, "box")] == [
+        ("check", "load", "m", "--run", "cpu/float16"),
+        ("check", "load", "n", "--run", "cpu/float32"),  # the dtype is the entry's own
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("[[smoke]]\ndevice = 'cpu'", "smoke: leave 'device' out: the machine decides it"),
+        (
+            "[[train]]\nmodel = 'm'\ncandidate = 'cpu/float32'",
+            "train: candidate = 'cpu/float32': the machine decides the device; write 'float32'",
+        ),
+        ("[[smoke]]\nrun = 'cpu/bfloat16'", "smoke: run = 'cpu/bfloat16': the machine decides"),
+        (
+            "[[load]]\nmodel = 'm'\nrun = 'cpu'",
+            "load: run = 'cpu': the machine decides the device; write a dtype: float64, float32",
+        ),
+        ("[[load]]\nmodel = 'm'\nrun = ['float32']", r"load: run = \['float32'\]: the machine"),
+    ],
+)
+def test_an_entry_cannot_judge_another_device_than_its_machine(
+    tmp_path: Path, entry: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        words_of(tmp_path, entry)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_job_is_rehearsed_on_another_device(
     [
         ("", True),
         ("candidate-python = 'old/bin/python'", False),
-        ("candidate = 'cpu/bfloat16'", False),
+        ("candidate = 'float32'", True),
     ],
 )
 def test_an_absent_device_is_an_error_before_the_first_command(
