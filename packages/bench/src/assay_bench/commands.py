@@ -433,7 +433,9 @@ def compare(  # noqa: PLR0913 - one for each option
     terms, notes = _choose_terms(was, now, suite)
     if base.resolve() == candidate.resolve():
         notes.append("BASE and CANDIDATE are the same: nothing was compared with anything else")
+    options = {limit: f"--{option}" for option, limit in _TERMS.items() if limit in changed}
     changed |= {"metrics": terms.metrics | metrics, "tasks": tuple(task or ())}
+    changed |= {"sources": terms.sources | options}
     folder = RunFolder.create("bench compare", output).path
     write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)

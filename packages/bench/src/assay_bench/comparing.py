@@ -65,6 +65,8 @@ class Terms(Record):
     """Chance of a false FAIL of the whole comparison, and of a false PASS of one measure at its margin."""
     power: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
     """Chance of a PASS for an equally good candidate with the reported number of items."""
+    sources: dict[str, str] = Field(default_factory=dict, exclude=True)
+    """Suite or option that set each limit, by the name of its field."""
 
 
 class SuiteTerms(Record):
@@ -72,6 +74,12 @@ class SuiteTerms(Record):
 
     name: str
     terms: Terms
+
+    @property
+    def judging(self) -> Terms:
+        """Return the terms, with this suite as the source of each limit."""
+        sources = dict.fromkeys(Terms.model_fields, f"suite {self.name}")
+        return self.terms.model_copy(update={"sources": sources})
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "SuiteTerms | None":
@@ -92,14 +100,14 @@ def choose_terms(
     sides = {"base": SuiteTerms.of(base), "candidate": SuiteTerms.of(candidate)}
     used = given or sides["base"] or sides["candidate"] or default
     if given is None and all(suite and suite.terms == used.terms for suite in sides.values()):
-        return used.terms, []
+        return used.judging, []
     recorded = ", ".join(
         f"the {side} used {suite.name if suite else 'no recorded suite'}"
         for side, suite in sides.items()
     )
     owners = (f"the {side}'s suite" for side, suite in sides.items() if suite)
     owner = "--suite" if given else next(owners, "suite")
-    return used.terms, [f"judged by {owner} {used.name}: {recorded}"]
+    return used.judging, [f"judged by {owner} {used.name}: {recorded}"]
 
 
 Pair = tuple[Item, Item]
@@ -183,6 +191,8 @@ class Measure:
     """After judging, adjusted for all measures."""
     p_not_inferior: float
     higher_is_better: bool = True
+    source: str = ""
+    """Suite or option that set the margin; "" if unknown."""
     judged: Outcome = Outcome.NOT_COMPARED
     """NOT_COMPARED only if it is underpowered: a measure that cannot be compared is a problem of its task."""
     items_needed: int | None = None
@@ -392,6 +402,7 @@ class _Column:
     differences: Differences
     """Positive if the candidate is better."""
     margin: float
+    source: str
     higher_is_better: bool
     num_clusters: int | None
     num_documents: int | None
@@ -410,6 +421,7 @@ class _Column:
             high=high,
             confidence=1 - 2 * terms.significance,
             margin=self.margin,
+            source=self.source,
             num_items=given.num_items,
             p_worse=p_worse(given),
             p_not_inferior=p_not_inferior(given, self.margin),
@@ -532,6 +544,7 @@ def _column(
         candidate=fmean(now for *_, now in values),
         differences=found,
         margin=terms.log_probability if nats else terms.accuracy * score.scale,
+        source=terms.sources.get("log_probability" if nats else "accuracy", ""),
         higher_is_better=score.higher_is_better,
         num_clusters=_num_clusters(values),
         num_documents=num_documents,
@@ -564,6 +577,7 @@ def _movement(
         high=high,
         confidence=1 - tail - terms.significance,
         margin=allowed,
+        source=terms.sources.get("movement", ""),
         num_items=squares.num_items,
         p_worse=min(1.0, p),
         p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),

@@ -254,8 +254,10 @@ def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult
     if comparison.judged is not Outcome.PASS:
         return None
     num_items = sum(_num_compared(task) for task in comparison.tasks)
+    used = (measure.source for task in comparison.tasks for measure in task.measures)
+    sources = " and ".join(dict.fromkeys(filter(None, used)))
     return (
-        f"Not worse by the margin: {num_items:,} items exclude such a difference"
+        f"Not worse by the margin{f' of {sources}' if sources else ''}: {num_items:,} items exclude such a difference"
         f" (error rate {comparison.terms.significance:.0%} per measure)."
     )
 
@@ -354,7 +356,11 @@ def _num_compared(task: TaskComparison) -> int:
 def _margin_in_words(measure: Measure) -> str:
     scale, unit = (100, "%") if measure.kind == "yes-no" else (1, "")
     digits = f"{scale * measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
-    return f"{digits}{unit}"
+    return _with_source(f"{digits}{unit}", measure)
+
+
+def _with_source(margin: str, measure: Measure) -> str:
+    return f"{margin} ({measure.source})" if measure.source else margin
 
 
 def _number(measure: Measure, value: float, sign: str = "") -> str:
@@ -443,7 +449,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         for one in task.measures:
             yield (
                 f"| {name} | {escape_markdown(_name_in_words(one))} | {one.base:.4g} | {one.candidate:.4g} |"
-                f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
+                f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {_with_source(f'{one.margin:g}', one)} |"
                 f" {_items_in_words(one).replace(' items', '')} | {one.judged} |"
             )
     for name, reason in comparison.unjudged.items():

@@ -94,6 +94,7 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
     terms = json.loads((tmp_path / "run" / "comparison.json").read_text())["terms"]
     assert (terms["accuracy"], terms["movement"]) == (0.05, 0.001)
     assert not any("judged by" in note for note in verdict["notes"])
+    assert "0.001 (suite quick.toml)" in json.dumps(verdict["levels"])
     # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
     assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### NOT_C"))

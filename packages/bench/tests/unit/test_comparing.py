@@ -627,7 +627,35 @@ def test_suite_of_the_runs_judges(
 ) -> None:
     terms, notes = choose_terms(base, candidate, given, OFFLINE)
     assert terms.accuracy == accuracy
+    used = given or SuiteTerms.of(base) or SuiteTerms.of(candidate) or OFFLINE
+    assert terms.sources["accuracy"] == f"suite {used.name}"
     assert notes == ([] if told is None else [told])
+
+
+def test_every_limit_names_what_set_it() -> None:
+    terms, _ = choose_terms(evaluation(), evaluation(), None, OFFLINE)
+    all_right, few = evaluation(answered(400, 400)), evaluation(answered(50, 50))
+    excluded = compare(all_right, all_right, terms)
+    assert str(verdict_of(excluded).headline).startswith(
+        "Not worse by the margin of suite offline: 400 items"
+    )
+    moved = [
+        evaluation(with_log_probabilities([-1.0 + change * (-1) ** n for n in range(400)]))
+        for change in (0.0, 0.002)
+    ]
+    sources = terms.sources | {"movement": "--movement"}
+    limited = terms.model_copy(update={"movement": 0.001, "sources": sources})
+    for found, told in (
+        (excluded, "a drop of 3% (suite offline) is excluded"),
+        (excluded, "| 0.03 (suite offline) |"),
+        (compare(few, few, terms), "cannot exclude a drop of 3% (suite offline);"),
+        (
+            compare(evaluation(answered(100, 400)), all_right, terms),
+            "higher by more than 3% (suite offline):",
+        ),
+        (compare(moved[0], moved[1], limited), "more than 0.001 (--movement), so it is a"),
+    ):
+        assert told in comparison_as_markdown(found).replace("\\", "")
 
 
 def test_invalid_recorded_suite_is_a_usage_error() -> None:

@@ -1,6 +1,7 @@
 """Suites and their documents, and the command line of lm-eval."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,22 @@ from assay_bench.run_tasks import (
     task_folder,
 )
 
+PAGE = Path(__file__).parents[4] / "docs/benchmark.md"
 
-@pytest.mark.parametrize("name", ["core", "leaderboard", "offline", "retrained"])
-def test_every_shipped_suite_is_read(name: str) -> None:
-    suite = read_suite(name)
-    assert suite.tasks
-    assert set(suite.clusters) <= set(suite.tasks)
+
+def test_documented_margins_are_those_of_the_shipped_suites() -> None:
+    rows = re.findall(r"^\| `(\w+)`.*\| (\S+) \| (\S+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    shipped = {}
+    for name in ("core", "leaderboard", "offline", "retrained"):
+        suite = read_suite(name)
+        assert set(suite.clusters) <= set(suite.tasks) != set()
+        movement = "not judged" if suite.terms.movement is None else f"{suite.terms.movement:g}"
+        shipped[name] = (f"{suite.terms.accuracy:g}", f"{suite.terms.log_probability:g}", movement)
+    assert {name: tuple(limits) for name, *limits in rows} == shipped
+
+
+def test_retrained_models_are_different_models() -> None:
+    assert read_suite("retrained").terms.movement is None
 
 
 def test_a_suite_chooses_metrics(tmp_path: Path) -> None:
