@@ -277,7 +277,7 @@ def verify_expectations(
 def _with_references(
     request: VerifyRequest, observed: AllSeen, folder: Path, progress: Progress
 ) -> AllSeen:
-    """Add the references of observations over a limit, from a process that loads no setup function."""
+    """Add the references of observations, from a process that loads no setup function."""
     sketches = {one.file: one.sketches for one in observed.seen if one.sketches is not None}
     if not sketches:
         return observed

@@ -1,6 +1,6 @@
 """Why a run is over a limit of its expectation: the model's files, its code, a library's rounding, or the run itself.
 
-The yardstick of this environment follows the recorded tokens. Where it gives other values than at the capture, the
+Changed files or code show in a run within the limits too. The yardstick of this environment follows the recorded tokens. Where it gives other values than at the capture, the
 model's files or its code changed: its code, if values changed that no changed weight can reach. Where it gives the
 same, and the run agrees with the host in the same dtype, another rounding explains a small error if a version
 changed. Imports no torch.
@@ -64,18 +64,31 @@ class Explained:
 
 def explain(
     expectation: Expectation, seen: Seen, here: AllSeen, run: str, accept: NextStep
-) -> Explained:
-    """Explain an observation over a limit. accept: the step that makes it the expectation."""
-    if seen.reference is None or seen.observed is None:
+) -> Explained | None:
+    """Explain an observation over a limit, or whose yardstick moved. accept: the step that makes it the expectation.
+
+    Returns: None for a run within the limits of which no change of files or code is known.
+    """
+    if seen.observed is None:
+        return None
+    observed = seen.observed.distributions
+    is_within = is_within_limits(judge_by(expectation, observed))
+    if seen.reference is None:
         model = here.model or expectation.model
         check = check_command(model, run, candidate_setup=here.setup)
-        return Explained("none", "", [NextStep(_FIND, check)])
-    observed = seen.observed.distributions
+        return None if is_within else Explained("none", "", [NextStep(_FIND, check)])
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
     if seen.changed_modules:
-        return explainer.explain_beside_weights()
-    has_moved = explainer.moves(seen.reference.yardstick)
-    return explainer.explain_moved() if has_moved else explainer.explain_same()
+        found = explainer.explain_beside_weights()
+        return None if is_within and found.answer == "none" else found
+    if has_moved(expectation.signature, seen.reference.yardstick, seen.reference.yardstick_dtype):
+        return explainer.explain_moved()
+    return None if is_within else explainer.explain_same()
+
+
+def has_moved(signature: Signature, yardstick: Distributions, dtype: str) -> bool:
+    """Return True if a yardstick in `dtype` differs from the captured one by more than rounding."""
+    return not exact_change(signature, yardstick) <= EXACT_ROUNDING[dtype]
 
 
 _FIND = "to find the operation"
@@ -148,11 +161,6 @@ class _Explainer:
         """List steps, and last the one that accepts the run, which a patched run never is."""
         return self._after_restoring(*first, *([] if self.here.setup else [self.accept]))
 
-    def moves(self, yardstick: Distributions) -> bool:
-        """Return True if a yardstick differs from the captured one by more than rounding."""
-        rounding = EXACT_ROUNDING[self.reference.yardstick_dtype]
-        return not exact_change(self.expectation.signature, yardstick) <= rounding
-
     def _describe_move(self, exact: Exact | Reference) -> tuple[str | None, str]:
         """Return the first module with other results, and words for it and the change of the outputs."""
         dtype = self.reference.yardstick_dtype
@@ -175,7 +183,9 @@ class _Explainer:
         elif restored is None:
             answer = "files"
             sentence = f"{settings}: {moved}; whether the model's code changed too is not known"
-        elif self.moves(restored.yardstick):
+        elif has_moved(
+            self.expectation.signature, restored.yardstick, self.reference.yardstick_dtype
+        ):
             module, moved = self._describe_move(restored)
             sentence = f"{code}: with the recorded config.json, {moved}; besides, {settings}"
         else:

@@ -43,12 +43,13 @@ from assay.models.config_files import (
     record_settings,
     restore_settings,
 )
-from assay.models.load import choose_threads, yardstick_dtype
+from assay.models.load import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.models.sources import local_folder, resolve_model
 from assay.models.tensor_sources import find_sources
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay.watchdog import temporary_folder
+from assay_expectations.explaining import has_moved
 from assay_expectations.judging import (
     is_within_limits,
     judge_by,
@@ -410,13 +411,16 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
 
 def _open_yardstick(model: str, candidate: Candidate, config_folder: Path | None = None) -> Side:
     """Load the yardstick. config_folder: as of `load_model`."""
-    host, loaded = open_device(_HOST), candidate.side.loaded
-    num_parameters = sum(p.numel() for p in loaded.model.parameters())
-    exact = yardstick_dtype(num_parameters, host.supported_dtypes())
+    host, loaded, exact = open_device(_HOST), candidate.side.loaded, _yardstick_dtype(candidate)
     rounded_to = loaded.dtype if exact == "float64" else None
     settings = candidate.key.content.settings
     loaded = _load(model, exact, host, settings, rounded_to, config_folder)
     return Side(loaded, host)
+
+
+def _yardstick_dtype(candidate: Candidate) -> str:
+    num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
+    return yardstick_dtype(num_parameters, open_device(_HOST).supported_dtypes())
 
 
 def captured_on_host(
@@ -579,19 +583,32 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
             observed = observe(candidate.side, batches, expectation.signature, watch)
     except UsageError as error:
         return seen.model_copy(update={"problem": str(error)})
-    is_here = expectation.key.machine == machine_of(run, candidate.side.device)
-    within = is_within_limits(judge_by(expectation, observed.distributions))
-    sketches = None
-    if is_here and not within:
+    found: dict[str, Any] = {
+        "observed": observed,
+        "usage": Usage.model_validate(watch.to_json()),
+    }
+    if expectation.key.machine == machine_of(run, candidate.side.device):
+        found |= _request_reference(candidate, expectation, observed)
+    return seen.model_copy(update=found)
+
+
+def _request_reference(
+    candidate: Candidate, expectation: Expectation, observed: Observed
+) -> dict[str, Any]:
+    """Return the fields of `Seen` that request a reference, or the one that says why there is none."""
+    if not is_within_limits(judge_by(expectation, observed.distributions)):
         tokens, _ = _tokens_of(expectation.signature)
-        calls = sketch_layers(candidate.side, batches, tokens)
-        sketches = {name: [call.numpy() for call in of] for name, of in calls.items()}
-    usage = Usage.model_validate(watch.to_json())
-    return seen.model_copy(update={"observed": observed, "usage": usage, "sketches": sketches})
+        calls = sketch_layers(candidate.side, candidate.plan.batches, tokens)
+        return {"sketches": {name: [call.numpy() for call in of] for name, of in calls.items()}}
+    # In float32, rounding hides what a run within its limits could.
+    dtypes = {_yardstick_dtype(candidate), expectation.provenance.yardstick_dtype}
+    if dtypes == {"float64"}:
+        return {"sketches": {}}
+    return {"exact_left_out": f"over {FLOAT64_PARAMETERS / 1e9:g} billion parameters"}
 
 
 def observe_references(request: ReferenceRequest, progress: Progress) -> list[Reference]:
-    """Run what explains observations over a limit, in a process that no setup function has patched."""
+    """Run what explains observations, in a process that no setup function has patched."""
     run = parse_run(request.run)
     found = []
     with progress.task("running the references", len(request.sketches), "expectations") as task:
@@ -602,11 +619,7 @@ def observe_references(request: ReferenceRequest, progress: Progress) -> list[Re
             candidate = open_candidate(model, run, settings, prompts)
             candidate = with_inputs(candidate, expectation.inputs)
             is_own = not request.is_patched
-            reference = _observe_reference(
-                model, candidate, expectation.signature, sketches, is_own=is_own
-            )
-            restored = _observe_restored(model, candidate, expectation)
-            found.append(reference.model_copy(update={"restored": restored}))
+            found.append(_observe_reference(model, candidate, expectation, sketches, is_own=is_own))
             task.advance()
     return found
 
@@ -636,27 +649,30 @@ def _observe_restored(model: str, candidate: Candidate, expectation: Expectation
 def _observe_reference(
     model: str,
     candidate: Candidate,
-    signature: Signature,
+    expectation: Expectation,
     sketches: Mapping[str, Sequence[Any]],
     *,
     is_own: bool,
 ) -> Reference:
-    """Run the yardstick, and the host in the candidate's dtype.
+    """Run the yardstick; where it moves or the run is over a limit, also what tells the cause.
 
-    sketches: of the observed run, which is the candidate's if `is_own`.
+    sketches: of the observed run, which is the candidate's if `is_own`; empty for a run within the limits.
     """
-    batches = candidate.plan.batches
+    batches, signature = candidate.plan.batches, expectation.signature
     yardstick = _open_yardstick(model, candidate)
     tokens, top_ids = _tokens_of(signature)
     exactly, _ = run_rows(yardstick, batches, tokens)
+    dtype, exact = yardstick.loaded.dtype, distributions_of(exactly, top_ids)
+    reference = Reference(yardstick=exact, yardstick_dtype=dtype)
+    if not (sketches or has_moved(signature, exact, dtype)):
+        return reference
     exact_layers = sketch_layers(yardstick, batches, tokens)
-    actual = {name: [torch.from_numpy(call) for call in of] for name, of in sketches.items()}
-    layers = layer_errors(exact_layers, actual)
-    on_host = captured_on_host(model, candidate, signature, is_host=is_own)
-    return Reference(
-        yardstick=distributions_of(exactly, top_ids),
-        yardstick_dtype=yardstick.loaded.dtype,
-        exact_layers=pool_sketches(exact_layers),
-        layers=layers,
-        on_host=on_host,
-    )
+    update: dict[str, Any] = {
+        "exact_layers": pool_sketches(exact_layers),
+        "restored": _observe_restored(model, candidate, expectation),
+    }
+    if sketches:
+        actual = {name: [torch.from_numpy(call) for call in of] for name, of in sketches.items()}
+        update["layers"] = layer_errors(exact_layers, actual)
+        update["on_host"] = captured_on_host(model, candidate, signature, is_host=is_own)
+    return reference.model_copy(update=update)

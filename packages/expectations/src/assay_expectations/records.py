@@ -555,21 +555,24 @@ class Exact(Record):
 
 
 class Reference(Record):
-    """Outputs of this environment without the setup function, to explain an observation over a limit."""
+    """Outputs of this environment without the setup function, to explain an observation.
+
+    Of a run within the limits, only the yardstick, unless it moved.
+    """
 
     yardstick: Distributions
     yardstick_dtype: Literal["float64", "float32"]
-    exact_layers: dict[str, list[Number]]
-    layers: dict[str, Number]
-    """Errors of the observed run's modules."""
+    exact_layers: dict[str, list[Number]] = Field(default_factory=dict)
+    layers: dict[str, Number] = Field(default_factory=dict)
+    """Errors of the modules of a run over a limit."""
     on_host: Distributions | None = None
-    """Outputs of the host in the same dtype; None if they are those that were observed."""
+    """Outputs of the host in the same dtype; None if they are those that were observed, or within the limits."""
     restored: Exact | None = None
     """The yardstick with the recorded config.json; None if it has not changed, or cannot be restored."""
 
 
 class ReferenceRequest(Record):
-    """A request for the references of observations over a limit."""
+    """A request for the references of observations."""
 
     run: str
     model: str | None
@@ -594,9 +597,10 @@ class Seen(Record):
     config: list[str] = Field(default_factory=list)
     """Changes of config.json and generation_config.json."""
     sketches: Any = None
-    """Projections of each module, arrays by name, of an observation over a limit; else None."""
+    """Projections of each module, arrays by name; empty for an observation within the limits. None: no reference."""
     reference: Reference | None = None
-    """Of an observation over a limit."""
+    exact_left_out: str | None = None
+    """Reason why an observation within the limits has no reference."""
     problem: str | None = None
     """Reason why the model could not run."""
     missing: str | None = None

@@ -1,7 +1,7 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -228,46 +228,66 @@ def combine(
 def _judge_one(
     name: str, expectation: Expectation, seen: Seen, here: AllSeen, run: str
 ) -> LevelResult:
-    facts: dict[str, Any] = {"expectation": expectation.hash}
     accept = _step_to_accept(seen.file, expectation, run)
-    restore = step_to_verify(seen.file, run, here)
-    if seen.missing is not None:
-        pull = NextStep("fetch the file, then", "git lfs pull")
-        is_pointer = pull.command in seen.missing
-        steps = [pull if is_pointer else restore, NextStep("or name another folder with --model")]
-        return not_compared(seen.missing, next=steps)
+    facts: dict[str, Any] = {"expectation": expectation.hash}
     reasons: list[str] = []
     if seen.stale:
         reasons = [f"stale, different content: {'; '.join([*seen.stale, *seen.config])}"]
+        restore = step_to_verify(seen.file, run, here)
         facts |= {"stale": True, "summary": _STALE, "next": [restore, accept]}
     if seen.observed is None:
-        if seen.stale:
-            return failed(0, "; ".join(filter(None, [*reasons, seen.problem])), "stale", **facts)
-        load = NextStep("", assay_command("check", "load", expectation.model, run=run))
-        reason = "; ".join([*filter(can_move_outputs, seen.config), seen.problem or "no outputs"])
-        return failed(0, reason, **facts, next=[load])
+        return _judge_without_outputs(expectation, seen, here, run, reasons, facts)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
     facts["since_capture"] = [one for one in changed if one]
     cause = Cause("stale") if seen.stale else None
-    if is_within_limits(judged):
-        reasons += ["the outputs are within the limits"] if seen.stale else []
-    else:
-        explained = explain(expectation, seen, here, run, accept)
+    explained = explain(expectation, seen, here, run, accept)
+    if explained is not None:
         reasons += filter(None, [explained.sentence])
-        reasons.append(_describe_failure(judged, expectation, seen.observed))
         facts |= {"drift": {"answer": explained.answer, "module": explained.module}}
         facts["next"] = explained.next_steps
-        if (fault := _FAULTS.get(explained.answer)) and seen.stale:
+        fault = _FAULTS.get(explained.answer)
+        if fault and seen.stale:
             facts["summary"] = f"{_STALE}; besides, {fault}"
+        elif is_within_limits(judged) and not seen.stale:
+            facts["summary"] = "has other exact outputs than at the capture"
         if not seen.stale or (fault and explained.module is not None):
             cause = _cause_of(explained)
+    reasons += _describe_size(judged, expectation, seen.observed, explained, facts)
     result = level_of_signature(name, expectation, judged, "; ".join(reasons) or None, facts)
-    if seen.stale:
+    if seen.stale or explained is not None:
         result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
+    if seen.exact_left_out is not None:
+        result.notes.append(
+            f"{name}: the exact outputs were not compared with the captured ones: {seen.exact_left_out}"
+        )
     result.cause = cause
     return result
+
+
+def _judge_without_outputs(
+    expectation: Expectation,
+    seen: Seen,
+    here: AllSeen,
+    run: str,
+    reasons: Sequence[str],
+    facts: Mapping[str, Any],
+) -> LevelResult:
+    """Judge a model that is absent or could not run. reasons, facts: those of a stale expectation."""
+    if seen.missing is not None:
+        pull = NextStep("fetch the file, then", "git lfs pull")
+        is_pointer = pull.command in seen.missing
+        steps = [
+            pull if is_pointer else step_to_verify(seen.file, run, here),
+            NextStep("or name another folder with --model"),
+        ]
+        return not_compared(seen.missing, next=steps)
+    if seen.stale:
+        return failed(0, "; ".join(filter(None, [*reasons, seen.problem])), "stale", **facts)
+    load = NextStep("", assay_command("check", "load", expectation.model, run=run))
+    reason = "; ".join([*filter(can_move_outputs, seen.config), seen.problem or "no outputs"])
+    return failed(0, reason, **facts, next=[load])
 
 
 _STALE = "is stale: its model or its inputs changed"
@@ -311,11 +331,24 @@ def level_of_signature(
     return LevelResult(level, rows, judged=ratios)
 
 
-def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:
-    reason = describe_worst(judged, "the error of the captured run")
-    dtype = expectation.key.machine.dtype
-    likeness = describe_likeness(expectation.signature, observed, dtype, judged)
-    return f"{likeness}; {reason}" if likeness else reason
+def _describe_size(
+    judged: Judged,
+    expectation: Expectation,
+    observed: Observed,
+    explained: Explained | None,
+    facts: Mapping[str, Any],
+) -> Iterator[str]:
+    """Describe the error of a run that fails, or that is stale."""
+    size = describe_worst(judged, "the error of the captured run")
+    if not is_within_limits(judged):
+        dtype = expectation.key.machine.dtype
+        yield from filter(
+            None, [describe_likeness(expectation.signature, observed, dtype, judged), size]
+        )
+    elif explained is not None:
+        yield f"the outputs of the run are within the limits: {size}"
+    elif "stale" in facts:
+        yield "the outputs are within the limits"
 
 
 def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> None:

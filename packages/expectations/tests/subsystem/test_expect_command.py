@@ -1,10 +1,12 @@
 """The command `assay expect`."""
 
 import json
+import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -285,19 +287,50 @@ def test_own_prompts_are_captured_and_verified_without_their_file(tmp_path: Path
 
 
 @pytest.mark.long
-def test_changed_configuration_is_named_with_its_effect(captured: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("epsilon", [1e-5, 1.002e-6])
+def test_changed_configuration_is_named_with_its_effect(
+    captured: Path, tmp_path: Path, epsilon: float
+) -> None:
     model = tmp_path / "model"
     shutil.copytree(RECIPES["llama"].folder, model)
     config = model / "config.json"
-    settings = json.loads(config.read_text()) | {"rms_norm_eps": 1e-5}
+    settings = json.loads(config.read_text()) | {"rms_norm_eps": epsilon}
     config.write_text(json.dumps(settings))
     code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
     assert (code, verdict["diagnosis"]) == (1, None)
+    assert (verdict["noise_ratio"] > verdict["limit"]) == (epsilon == 1e-5)
     assert verdict["location"]["module"] == "model.layers.0.input_layernorm"
     (level,) = verdict["levels"].values()
-    change = "config.json: rms_norm_eps 1e-06 → 1e-05: the exact outputs (float64) move by "
+    change = f"config.json: rms_norm_eps 1e-06 → {epsilon}: the exact outputs (float64) move by "
     assert level["reason"].startswith(change)
     assert (level["drift"]["answer"], "not known" in level["reason"]) == ("files", False)
+
+
+def test_edited_library_fails_a_run_within_its_limits(tmp_path: Path) -> None:
+    output = ("--run", "cpu/bfloat16", "--captures", "1", "--output", str(tmp_path / "e.json"))
+    done = assay("capture", "micro:llama", *output)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "sitecustomize.py").write_text(
+        "from transformers.models.llama.modeling_llama import LlamaMLP\n"
+        "forward = LlamaMLP.forward\n"
+        "LlamaMLP.forward = lambda self, values: forward(self, values) * 1.003\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "assay.cli", "expect", "verify", str(tmp_path / "e.json")),
+            *("--run", "cpu/bfloat16", "--output", str(tmp_path / "run"), "--json"),
+        ],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    verdict = json.loads(done.stdout)
+    assert (done.returncode, verdict["diagnosis"]) == (1, "module-error")
+    assert verdict["noise_ratio"] < verdict["limit"]
+    assert verdict["location"]["module"] == "model.layers.0.mlp"
 
 
 def test_setup_that_patches_a_library_does_not_reach_the_reference(

@@ -63,6 +63,7 @@ def answered(
     seen = Seen(file="e.json", observed=observed(run), reference=of, config=list(config))
     here = AllSeen(machine=MACHINE, versions=versions, seen=[seen], setup=setup)
     found = explain(EXPECTATION, seen, here, RUN, NextStep("accept", RECAPTURE))
+    assert found is not None
     return found.answer, found.sentence, list_steps(*found.next_steps), found.module
 
 
@@ -100,6 +101,67 @@ def test_library_edited_in_place_is_installed_into_a_new_environment() -> None:
         "to find the operation, install the versions of the capture into a new environment, whose Python is"
         f" NEW_PYTHON:\n  {CHECK} --candidate-python NEW_PYTHON\naccept:\n  {RECAPTURE}"
     )
+
+
+def judged_within(of: Reference | None, **facts: object) -> Verdict:
+    run = observed(distributions(off(1.06 * NOISE)))
+    seen = Seen(file="e.json", observed=run, reference=of).model_copy(update=facts)
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    return judge_seen(RUN, [EXPECTATION], here)[0]
+
+
+def bare(yardstick: Distributions) -> Reference:
+    return reference(yardstick, None).model_copy(update={"layers": {}})
+
+
+def test_changed_code_fails_a_run_within_its_limits() -> None:
+    verdict = judged_within(bare(MOVED))
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "module-error")
+    assert verdict.location is not None
+    assert verdict.location.module == "a"
+    assert verdict.headline == "e has other exact outputs than at the capture"
+    level = verdict.levels["e"]
+    assert level.reason == (
+        "the model's code changed (no version differs: the installed library was edited): the exact outputs"
+        " (float64) move by 0.5, first in a by 0.1; the outputs of the run are within the limits: relative error"
+        " of the logits 1.06e-2 is 1.06x the error of the captured run (limit 2.0x)"
+    )
+    assert (level.model_extra or {})["drift"] == {"answer": "code", "module": "a"}
+    assert [step.purpose for step in verdict.next_steps][-1] == "if the change is intended"
+
+
+def test_changed_settings_fail_a_run_within_its_limits() -> None:
+    verdict = judged_within(bare(MOVED), config=[CHANGE])
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, None)
+    assert str(verdict.levels["e"].reason).startswith(f"{CHANGE}: the exact outputs (float64) move")
+
+
+@pytest.mark.parametrize("size", [0.0, 5e-10])
+def test_exact_outputs_within_rounding_pass(size: float) -> None:
+    verdict = judged_within(bare(distributions(off(size))))
+    assert verdict.verdict is Outcome.PASS
+    assert "drift" not in (verdict.levels["e"].model_extra or {})
+
+
+def test_run_within_its_limits_shows_changed_code_beside_changed_weights() -> None:
+    verdict = judged_within(bare(MOVED), stale=[WEIGHTS], changed_modules=["a"])
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "stale")
+    assert verdict.levels["e"].reason == (
+        f"stale, different content: {WEIGHTS}; the outputs are within the limits"
+    )
+    verdict = judged_within(bare(MOVED), stale=["different tokenizer"])
+    assert verdict.diagnosis == "module-error"
+    assert verdict.headline == (
+        "e is stale: its model or its inputs changed; besides, the model's code changed"
+    )
+
+
+def test_exact_comparison_that_was_left_out_is_noted() -> None:
+    verdict = judged_within(None, exact_left_out="over 2 billion parameters")
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.notes == [
+        "e: the exact outputs were not compared with the captured ones: over 2 billion parameters"
+    ]
 
 
 CHANGE = "config.json: rms_norm_eps 1e-06 → 1e-05"
