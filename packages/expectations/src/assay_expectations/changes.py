@@ -17,7 +17,7 @@ from assay.judge.levels import Cause, find_worst, not_compared
 from assay.judge.wording import describe_rounding, format_against, format_count, format_number
 from assay.models.config_files import can_move_outputs, list_changes, list_setting_changes
 from assay.statistics import MOST_ROUNDING
-from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Verdict
+from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Outcome, Verdict
 from assay_expectations.explaining import (
     EXACT_ROUNDING,
     GrownLayer,
@@ -48,7 +48,7 @@ from assay_expectations.records import (
 from assay_expectations.verdict import combine, level_of_signature
 
 # noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
-# limit. other: of different content or dtype, with the size of the change where both ran the same tokens.
+# limit, or the yardstick moved. other: of different content or dtype, with the size of the change where both ran the same tokens.
 Kind = Literal["noise", "drift", "break", "other"]
 
 _MAX_TOKENS_SHOWN = 5
@@ -108,7 +108,13 @@ class Change:
         if first is None and self.grown:
             first = self.grown[0].place
         place = "" if first is None else f", first in {first or '(model)'}"
-        return f"break: over the limits of OLD{place}"
+        what = "over the limits of OLD" if self.is_over_limit else "other exact outputs than OLD"
+        return f"break: {what}{place}"
+
+    @property
+    def is_over_limit(self) -> bool:
+        """True if the newer run exceeds a limit of the older capture."""
+        return self.judged is not None and not is_within_limits(self.judged)
 
     @property
     def summary(self) -> str:
@@ -118,7 +124,8 @@ class Change:
             size = describe_worst(self.judged, "the error of the older capture")
             words = {
                 "noise": "noise", "drift": "within the limits, but further than clean runs",
-                "break": "over a limit", "other": "the outputs move",
+                "break": "over a limit" if self.is_over_limit else "the run is within the limits",
+                "other": "the outputs move",
             }[self.kind]  # fmt: skip
             parts.append(f"{words}: {size}{self.coverage}")
         if self.kind == "other":
@@ -148,9 +155,9 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         return Change("other", None, [], [], content, environment, config)
     old, new, coverage = part
     judged = judge_numbers(old, new.captured, dtypes[0], expected.limits)
-    kind = "other" if content else _kind_of(judged, expected)
     size = exact_change(old, new.yardstick)
     moves_exact = not size <= _exact_rounding(expected, actual)
+    kind = "other" if content else "break" if moves_exact else _kind_of(judged, expected)
     layers = ({}, {}) if coverage else (expected.exact_layers, actual.exact_layers)
     module, size_there = first_changed(*layers, _exact_rounding(expected, actual))
     answer = _explain_same(expected, actual, config, judged if kind == "break" else {})
@@ -300,6 +307,8 @@ def judge_pair(
     else:
         facts = {"limits_origin": expected.limits_origin, "change": change.kind}
         result = level_of_signature(level, expected, change.judged, change.summary, facts)
+        if change.kind == "break":
+            result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
     cause = None
     if change.kind == "break" and (change.grown or change.module is not None):
         module = change.grown[0].place if change.module is None else change.module

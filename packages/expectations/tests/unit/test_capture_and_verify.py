@@ -162,6 +162,20 @@ def test_recapture_that_hides_a_break_needs_a_reason(
     ).provenance.reason
 
 
+def test_recapture_whose_exact_outputs_moved_needs_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
+    answer(monkeypatch, expectation().signature)
+    path = capture_expectation(options, tmp_path, SilentProgress())
+    before = path.read_bytes()
+    moved = expectation().signature.model_copy(update={"yardstick": distributions(off(1e-3))})
+    answer(monkeypatch, moved)
+    with pytest.raises(UsageError, match=r"the exact outputs move by 1e-3; the run is within the"):
+        capture_expectation(options, tmp_path, SilentProgress())
+    assert path.read_bytes() == before
+
+
 def test_a_recapture_within_the_limits_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,25 @@ def test_changed_exact_outputs_are_changed_code() -> None:
     assert verdict.location.module == ""
 
 
+def test_changed_exact_outputs_within_the_limits_are_a_break() -> None:
+    slightly = distributions(*[off(2e-9)] * 2)
+    before = EXPECTED.model_copy(update={"exact_layers": {"a": [2, 1, 0]}})
+    layers = {"exact_layers": {"a": [2, 1.5, 0]}}
+    now = with_yardstick(slightly, captured=EXPECTED.signature.captured).model_copy(update=layers)
+    verdict, _, change = judge_pair(before, now)
+    assert (change.kind, verdict.verdict) == ("break", Outcome.FAIL)
+    assert (verdict.headline, verdict.diagnosis) == (
+        "break: other exact outputs than OLD, first in a", "module-error",
+    )  # fmt: skip
+    assert change.summary == (
+        "the model's code changed (transformers absent → 5.23.0): the exact outputs move by 2e-9, first in a by"
+        " 0.5; the run is within the limits: relative error of the logits 1e-2 is 1.0x the error of the older"
+        " capture (limit 2.0x)"
+    )
+    same = with_yardstick(distributions(*[off(5e-10)] * 2), captured=EXPECTED.signature.captured)
+    assert find_change(EXPECTED, same).kind == "noise"
+
+
 def test_changed_settings_are_named_before_code() -> None:
     before = EXPECTED.model_copy(update={"config": {"config.json: rms_norm_eps": 1e-6}})
     now = with_yardstick(MOVED).model_copy(update={"config": {"config.json: rms_norm_eps": 1e-5}})
