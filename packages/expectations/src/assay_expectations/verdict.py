@@ -229,22 +229,23 @@ def _judge_one(
     name: str, expectation: Expectation, seen: Seen, here: AllSeen, run: str
 ) -> LevelResult:
     accept = _step_to_accept(seen.file, expectation, run)
+    restore = step_to_verify(seen.file, run, here)
     facts: dict[str, Any] = {"expectation": expectation.hash}
-    reasons: list[str] = []
     if seen.stale:
-        reasons = [f"stale, different content: {'; '.join([*seen.stale, *seen.config])}"]
-        restore = step_to_verify(seen.file, run, here)
-        facts |= {"stale": True, "summary": _STALE, "next": [restore, accept]}
+        facts |= {"stale": True, "summary": _STALE}
+    if seen.stale or seen.observed is None:
+        facts["next"] = [restore, accept]
     if seen.observed is None:
-        return _judge_without_outputs(expectation, seen, here, run, reasons, facts)
+        return _judge_without_outputs(seen, facts)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
     facts["since_capture"] = [one for one in changed if one]
     cause = Cause("stale") if seen.stale else None
     explained = explain(expectation, seen, here, run, accept)
+    sentence = "" if explained is None else explained.sentence
+    reasons = [*_describe_stale(seen, sentence), *filter(None, [sentence])]
     if explained is not None:
-        reasons += filter(None, [explained.sentence])
         facts |= {"drift": {"answer": explained.answer, "module": explained.module}}
         facts["next"] = explained.next_steps
         fault = _FAULTS.get(explained.answer)
@@ -252,8 +253,7 @@ def _judge_one(
             facts["summary"] = f"{_STALE}; besides, {fault}"
         elif is_within_limits(judged) and not seen.stale:
             facts["summary"] = "has other exact outputs than at the capture"
-        if not seen.stale or (fault and explained.module is not None):
-            cause = _cause_of(explained)
+        cause = _cause_of(explained, is_stale=bool(seen.stale))
     reasons += _describe_size(judged, expectation, seen.observed, explained, facts)
     result = level_of_signature(name, expectation, judged, "; ".join(reasons) or None, facts)
     if seen.stale or explained is not None:
@@ -266,28 +266,27 @@ def _judge_one(
     return result
 
 
-def _judge_without_outputs(
-    expectation: Expectation,
-    seen: Seen,
-    here: AllSeen,
-    run: str,
-    reasons: Sequence[str],
-    facts: Mapping[str, Any],
-) -> LevelResult:
-    """Judge a model that is absent or could not run. reasons, facts: those of a stale expectation."""
+def _judge_without_outputs(seen: Seen, facts: Mapping[str, Any]) -> LevelResult:
+    """Judge a model that is absent or could not run. facts: of the level."""
     if seen.missing is not None:
+        restore, _ = facts["next"]
         pull = NextStep("fetch the file, then", "git lfs pull")
         is_pointer = pull.command in seen.missing
-        steps = [
-            pull if is_pointer else step_to_verify(seen.file, run, here),
-            NextStep("or name another folder with --model"),
-        ]
+        steps = [pull if is_pointer else restore, NextStep("or name another folder with --model")]
         return not_compared(seen.missing, next=steps)
     if seen.stale:
-        return failed(0, "; ".join(filter(None, [*reasons, seen.problem])), "stale", **facts)
-    load = NextStep("", assay_command("check", "load", expectation.model, run=run))
-    reason = "; ".join([*filter(can_move_outputs, seen.config), seen.problem or "no outputs"])
-    return failed(0, reason, **facts, next=[load])
+        reason = "; ".join([*_describe_stale(seen), *filter(None, [seen.problem])])
+        return failed(0, reason, "stale", **facts)
+    reasons = [*filter(can_move_outputs, seen.config), seen.problem or "no outputs"]
+    return failed(0, "; ".join(reasons), **facts)
+
+
+def _describe_stale(seen: Seen, elsewhere: str = "") -> list[str]:
+    """Describe different content, with the changes of config.json that `elsewhere` does not name; [] for none."""
+    if not seen.stale:
+        return []
+    config = [one for one in seen.config if one not in elsewhere]
+    return [f"stale, different content: {'; '.join([*seen.stale, *config])}"]
 
 
 _STALE = "is stale: its model or its inputs changed"
@@ -298,11 +297,12 @@ _FAULTS: Mapping[Answer, str] = {
 }
 
 
-def _cause_of(explained: Explained) -> Cause:
+def _cause_of(explained: Explained, *, is_stale: bool) -> Cause:
+    diagnosis: Diagnosis | None = "stale" if is_stale else None
     if explained.module is None:
-        return Cause(None)
-    is_of_code = explained.answer != "files"
-    diagnosis: Diagnosis | None = "module-error" if is_of_code else None
+        return Cause(diagnosis)
+    if explained.answer in _FAULTS or (explained.answer != "files" and not is_stale):
+        diagnosis = "module-error"
     return Cause(diagnosis, Location(phase="forward", module=explained.module))
 
 

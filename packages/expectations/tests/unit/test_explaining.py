@@ -219,6 +219,25 @@ def test_model_that_cannot_be_loaded_names_its_changed_settings() -> None:
     here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
     verdict, _ = judge_seen(RUN, [EXPECTATION], here)
     assert verdict.levels["e"].reason == f"{changes[0]}; k_proj has the shape [48, 96]"
+    # A check that loads the model would only repeat the error.
+    assert list_steps(*verdict.next_steps) == (
+        f"{RESTORE}if the change is intended:\n  {RECAPTURE}"
+    )
+
+
+def test_change_of_settings_is_named_once_beside_stale_content_with_its_place() -> None:
+    seen = Seen(
+        file="e.json", observed=observed(MOVED), reference=with_restored(EXACT),
+        stale=["different tokenizer"], config=[CHANGE],
+    )  # fmt: skip
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here)
+    reason = str(verdict.levels["e"].reason)
+    assert reason.startswith(f"stale, different content: different tokenizer; {CHANGE}: the exact")
+    assert reason.count(CHANGE) == 1
+    assert verdict.diagnosis == "stale"
+    assert verdict.location is not None
+    assert verdict.location.module == "a"
 
 
 def test_stored_dtype_does_not_explain_other_exact_outputs() -> None:
