@@ -104,6 +104,8 @@ def capture(  # noqa: PLR0913 - one for each option
         "seed": seed,
     }
     given = {name: value for name, value in asked.items() if value is not None}
+    if reason == "TEXT" or approved_by == "NAME":
+        raise UsageError("--reason TEXT, --approved-by NAME: write the reason or the name itself")
     if (
         re.fullmatch(r"\.[a-z]{2,5}", output.suffix)
         and output.suffix != ".json"

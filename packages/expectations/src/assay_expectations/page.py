@@ -14,7 +14,7 @@ from assay.files import write_whole
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
-from assay_expectations.records import Expectation, Machine, Provenance
+from assay_expectations.records import Expectation, Machine
 from assay_expectations.verdict import SHIPPED
 
 # unseen: captured, but without a verdict.
@@ -55,7 +55,9 @@ class Cell:
     captured: str = ""
     """Date of the capture, as YYYY-MM-DDTHH:MM."""
     approved: str = ""
-    """Who approved it, and why; "" if nobody did."""
+    """Who approved it; "" if nobody did."""
+    reason: str = ""
+    """Why it was captured or approved."""
     approve: str = ""
     """The command that approves it; "" for a shipped one."""
     age_days: int | None = None
@@ -96,7 +98,8 @@ def collect_cells(
             machine=expectation.key.machine,
             file=file,
             captured=captured[:16],
-            approved=_approved(expectation.provenance),
+            approved=expectation.provenance.approved_by or "",
+            reason=expectation.provenance.reason or "",
             approve=""
             if file.parent == SHIPPED
             else assay_command(
@@ -131,12 +134,6 @@ def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
                 sighting = Sighting(state, date, level.reason or "", report)
                 seen.append((str(facts["expectation"]), sighting))
     return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
-
-
-def _approved(provenance: Provenance) -> str:
-    if provenance.approved_by is None:
-        return ""
-    return provenance.approved_by + (f": {provenance.reason}" if provenance.reason else "")
 
 
 def _days_since(date: str, now: datetime) -> int | None:

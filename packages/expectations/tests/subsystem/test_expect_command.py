@@ -255,6 +255,13 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
             ],
             "x.json is a file: several models need a DIR",
         ),
+        (
+            [
+                *("capture", "micro:llama", "--run", "cpu/float32", "--output", "x"),
+                *("--reason", "TEXT"),
+            ],
+            "--reason TEXT, --approved-by NAME: write the reason or the name itself",
+        ),
         (["verify", "absent.json"], "absent.json: no such file or folder"),
     ],
 )

@@ -35,6 +35,7 @@ from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 # Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {
     "statistic", "noise_ratio", "limit", "limits_origin", "worst_element", "question", "subjects",
+    "next",
 }  # fmt: skip
 
 # The commands whose failures `assay reproduce` takes.

@@ -185,7 +185,13 @@ def test_a_failure_that_no_measurement_shows_has_no_ratio() -> None:
 
 def test_rung_holds_what_else_its_level_found() -> None:
     level = Level.model_validate(
-        {"verdict": "PASS", "limit": 3.0, "kl_mean": 8.97e-7, "resolution": {"replay-row": 0.02}}
+        {
+            "verdict": "PASS",
+            "limit": 3.0,
+            "kl_mean": 8.97e-7,
+            "resolution": {"replay-row": 0.02},
+            "next": [{"purpose": "restore it", "command": "git checkout x"}],
+        }
     )
     report = Report(Path("run"), Verdict(verdict=Outcome.PASS, levels={"logits": level}), [])
     assert report.ladder[0].facts == [("kl_mean", "8.97e-7"), ("resolution.replay-row", "2e-2")]
