@@ -1,6 +1,7 @@
 """The `assay smoke` commands. Importing this module imports no torch."""
 
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
@@ -13,6 +14,7 @@ from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 if TYPE_CHECKING:
+    from assay_smoke.external.library import ExternalLibrary
     from assay_smoke.session.command import CaseResult
 
 
@@ -187,13 +189,24 @@ def plan(  # noqa: PLR0913 - one for each option
 _Coverage = Literal["one", "pairwise", "full"]
 
 
-def _require_libraries(names: list[str] | None) -> list[str] | None:
-    """Read the files of libraries as an option is parsed, so that `assay ci plan` does too."""
+def _read_libraries(names: Iterable[str]) -> "list[ExternalLibrary]":
     from assay_smoke.external.library import COMMAND, read_library
+
+    tomls = [Path(name.removeprefix(COMMAND)) for name in names if name.startswith(COMMAND)]
+    return [read_library(toml.expanduser()) for toml in tomls]
+
+
+def _require_cases(names: list[str] | None) -> list[str] | None:
+    """Check names and the files of libraries as an option is parsed, so that `assay ci plan` does too."""
+    from assay_smoke.external.library import COMMAND, read_library, require_files
+    from assay_smoke.matrix.rules import case_of
 
     for name in names or ():
         if name.startswith(COMMAND):
-            read_library(Path(name.removeprefix(COMMAND)).expanduser())
+            toml = Path(name.removeprefix(COMMAND)).expanduser()
+            require_files(read_library(toml), toml)
+        else:
+            case_of(name)
     return names
 
 
@@ -205,7 +218,7 @@ def run(  # noqa: PLR0913 - one for each option
             metavar="[CASE|command:FILE.toml]...",
             help="Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
             " its own command line. Default: the plan.",
-            callback=_require_libraries,
+            callback=_require_cases,
         ),
     ] = None,
     *,
@@ -263,8 +276,7 @@ def run(  # noqa: PLR0913 - one for each option
 
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
-    from assay_smoke.external.levels import NOT_JUDGED
-    from assay_smoke.external.library import COMMAND
+    from assay_smoke.external.levels import describe_unjudged
     from assay_smoke.session.command import (
         SessionOptions,
         describe_extent,
@@ -290,8 +302,8 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
-        if any(name.startswith(COMMAND) for name in options.names):
-            print_text(NOT_JUDGED)
+        if libraries := _read_libraries(options.names):
+            print_text(describe_unjudged(libraries))
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)
 

@@ -55,17 +55,36 @@ def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
     assert done.stdout == ""
 
 
-def test_a_plan_of_ci_reads_the_keys_of_a_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "text", "message"),
+    [
+        (
+            "command:ci/train.toml",
+            'lauch = "train.py"\n',
+            "ci/train.toml: there is no key `lauch`; did you mean `launch`?",
+        ),
+        (
+            "command:ci/train.toml",
+            (
+                'launch = "python train.py"\nresume = "--from {resume_from}"\n'
+                "losses.pattern = '(?P<loss>.)'\ncheckpoints.folder = '{output}/{step}'\n"
+            ),
+            "ci/train.toml: launch: there is no file ",
+        ),
+        ("ci/train.toml", "", "ci/train.toml is not a case; for a library's file write command:"),
+    ],
+)
+def test_a_plan_of_ci_finds_what_the_job_refuses(
+    tmp_path: Path, case: str, text: str, message: str
+) -> None:
     (tmp_path / "ci").mkdir()
-    (tmp_path / "ci/train.toml").write_text('lauch = "train.py"\n')
+    (tmp_path / "ci/train.toml").write_text(text)
     (tmp_path / "assay.toml").write_text(
-        '[machines.box]\nrun = "cpu/float32"\n[[smoke]]\ncase = "command:ci/train.toml"\n'
+        f'[machines.box]\nrun = "cpu/float32"\n[[smoke]]\ncase = "{case}"\n'
     )
     done = run_command("ci", "plan", "--root", str(tmp_path))
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        "assay: assay.toml: smoke: ci/train.toml: there is no key `lauch`; did you mean `launch`?"
-    )
+    assert done.stderr.startswith(f"assay: assay.toml: smoke: {message}")
 
 
 def test_a_case_of_one_process_passes(tmp_path: Path) -> None:

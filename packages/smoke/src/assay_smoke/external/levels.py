@@ -24,6 +24,7 @@ from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Location, Measurement, Outcome, Verdict
+from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.rerun_levels import (
     judge_equivalent,
     judge_interruption,
@@ -370,7 +371,17 @@ def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
         for name, one in found.items()
         if (one.level.model_extra or {}).get("unchecked")
     ]
-    return [*unchecked, *notes, NOT_JUDGED]
+    return [*unchecked, *notes, describe_unjudged([cycle.library])]
+
+
+def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
+    """Name what all runs of a command share, which comparing them cannot judge."""
+    is_declared = all(library.learning_rates for library in libraries)
+    schedule = "" if is_declared else "the schedule (without `learning_rates`), "
+    return (
+        "not judged: what all runs of the command share, such as the model's code, the loss, masked"
+        f" labels, {schedule}clipping and the update rule; `assay smoke data` and `assay check train` judge these"
+    )
 
 
 # The levels in the order of the verdict. The first that fails provides the cause.
@@ -400,11 +411,6 @@ _QUESTIONS = {
     "leftovers": "Does nothing of a run remain on the machine?",
     "memory": "Is the device's memory used, and released?",
 }
-NOT_JUDGED = (
-    "not judged: what all runs of the command share, such as the model's code, the loss, masked labels, clipping and"
-    " the update rule;"
-    " `assay smoke data` and `assay check train` judge these"
-)
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
 # It makes a run that only matters if no other level fails, except that an old model can fail a resumed run.

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
 
+from assay.errors import UsageError
 from assay.files import UnreadableFileError, describe_problem, read_toml
 from assay.foreign_text import one_line, shorten
+from assay.models.sources import resolve_model
 from assay.verdicts import Record
 
 # Before the path of a file, among names of cases.
@@ -30,6 +32,9 @@ PLACEHOLDERS = frozenset(
 # Placeholders that state how the rows of a step are split.
 _SPLIT = ("ranks", "accumulation", "batch_size")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+# A word of a launch line that is a program's source, not an option or another program's text.
+_SCRIPT = re.compile(r"[^\s{}=-][^\s{}=]*\.(py|sh)")
 
 # One to resume from, and the last.
 _FEWEST_CHECKPOINTS = 2
@@ -275,6 +280,22 @@ def read_library(path: Path) -> ExternalLibrary:
         # `UnreadableFileError.of` would cut the list of all keys.
         raise UnreadableFileError(f"{path}: {one_line(_describe(error))}") from None
     return library if library.name else library.model_copy(update={"name": path.stem})
+
+
+def require_files(library: ExternalLibrary, toml: Path) -> None:
+    """Require the model and the scripts of the launch lines, which are relative to the folder of `toml`.
+
+    Raises: UsageError.
+    """
+    for key, words in (("launch", library.launch), ("equivalent", library.equivalent or [])):
+        for word in words:
+            script = toml.resolve().parent / word
+            if _SCRIPT.fullmatch(word) and not script.is_file():
+                raise UnreadableFileError(f"{toml}: {key}: there is no file {script}")
+    try:
+        resolve_model(library.model)
+    except UsageError as error:
+        raise UnreadableFileError(f"{toml}: {error}") from None
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:

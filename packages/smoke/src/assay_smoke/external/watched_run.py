@@ -32,7 +32,7 @@ from assay.launch.failures import describe_place, last_words, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
-from assay_smoke.external.library import ExternalLibrary, Losses, fill, read_library
+from assay_smoke.external.library import ExternalLibrary, Losses, fill, read_library, require_files
 from assay_smoke.machine import (
     FULL_DISK,
     Leftover,
@@ -109,9 +109,10 @@ def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibr
     """Read the library that `toml` describes, and check what its launch line needs of this machine.
 
     device_name: to train on, if not the file's.
-    Raises: UsageError or MachineError for a wrong key, program, port or number of cards.
+    Raises: UsageError or MachineError for a wrong key, file, program, port or number of cards.
     """
     library = read_library(toml)
+    require_files(library, toml)
     if device_name is not None:
         library = library.model_copy(update={"device": device_name})
     program, path = fill(library.launch[0], {"python": sys.executable}), search_path()

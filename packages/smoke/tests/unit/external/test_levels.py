@@ -8,6 +8,7 @@ import pytest
 from assay.verdicts import Outcome
 from assay_smoke.external import levels
 from assay_smoke.external.levels import (
+    describe_unjudged,
     judge_checkpoints,
     judge_first_save,
     judge_learning_rates,
@@ -168,6 +169,15 @@ def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
         f"the learning rate of step {step} of the other run is 2.5, in the uninterrupted run {4 - step} ({cause})"
     )
     assert (found.diagnosis, found.location.step) == (diagnosis, step)
+
+
+def test_the_schedule_is_judged_only_if_each_command_declares_its_rates() -> None:
+    declared: Any = SimpleNamespace(learning_rates=[1.0])
+    undeclared: Any = SimpleNamespace(learning_rates=None)
+    assert "schedule" not in describe_unjudged([declared])
+    assert "the schedule (without `learning_rates`), clipping" in describe_unjudged(
+        [declared, undeclared]
+    )
 
 
 MIB = 1 << 20

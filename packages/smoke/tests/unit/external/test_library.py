@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_smoke.external.library import ExternalLibrary, fill, read_library
+from assay_smoke.external.library import ExternalLibrary, fill, read_library, require_files
 
 EXAMPLES = sorted((Path(__file__).parents[5] / "examples").glob("*/smoke*.toml"))
 
@@ -22,6 +22,34 @@ def read(folder: Path, text: str) -> object:
     file = folder / "library.toml"
     file.write_text(text, encoding="utf-8")
     return read_library(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ('launch = ["{python}", "trian.py"]', "launch: there is no file {}/trian.py"),
+        ("launch = 'bash start.sh'", "launch: there is no file {}/start.sh"),
+        ("equivalent = 'python other.py'", "equivalent: there is no file {}/other.py"),
+        ("model = 'here/tiny'", "there is no folder here/tiny; "),
+        ("model = './tiny'", "model './tiny': no such folder, and not a valid hub name"),
+        ("launch = ['{python}', '-c', 'import there.py']", ""),
+        ("launch = 'python train.py --code={output}/new.py {output}/model.py'", ""),
+    ],
+)
+def test_a_file_that_training_needs_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "train.py").touch()
+    toml = tmp_path / "library.toml"
+    kept = "\n".join(line for line in WHOLE.splitlines() if line[:8] != key[:8])
+    toml.write_text(f"{key}\n{kept}", encoding="utf-8")
+    if message:
+        with pytest.raises(UsageError, match=re.escape(f"{toml}: {message.format(tmp_path)}")):
+            require_files(read_library(toml), toml)
+    else:
+        require_files(read_library(toml), toml)
 
 
 def test_a_launch_line_is_split_into_words(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
 
 
 def test_a_library_trains_on_the_device_of_the_option(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
     toml = tmp_path / "smoke.toml"
     toml.write_text(
         'launch = ["{python}", "train.py", "--device", "{device}"]\n'
