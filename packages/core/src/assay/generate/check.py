@@ -190,21 +190,13 @@ def _explain_golden(
     if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
     from assay.generate.golden import read_golden, renewal_command  # torch
-    from assay.models.config_files import (
-        can_move_outputs,
-        list_setting_changes,
-        record_settings,
-    )
+    from assay.models.config_files import describe_setting_changes, record_settings
 
     golden = read_golden(check.golden_folder)
     now = record_settings(check.model, check.remote_code)
-    settings = "; ".join(filter(can_move_outputs, list_setting_changes(golden.settings, now)))
-    if settings:
+    if settings := describe_setting_changes(golden.settings, now):
         renewal = renewal_command(golden.model_dump(by_alias=True))
-        judgement = judgement.with_note(
-            f"changed since the golden: {settings}. Restore the file; if the change is intended, capture the golden"
-            f" again: {renewal}"
-        )
+        judgement = judgement.with_note(f"{settings} capture the golden again: {renewal}")
     packages = describe_packages(changed_packages(golden.environment, provenance()))
     return _explain_drift(judgement, check, packages, progress) if packages else (judgement, check)
 

@@ -334,6 +334,13 @@ def list_setting_changes(then: Mapping[str, object], now: Mapping[str, object]) 
     return list_changes(then, now) if then and now else []
 
 
+def describe_setting_changes(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Name changed settings that can move outputs, in a sentence that how to renew the golden ends; "" without any."""
+    changes = "; ".join(filter(can_move_outputs, list_setting_changes(then, now)))
+    advice = "Restore the file; if the change is intended,"
+    return f"changed since the golden: {changes}. {advice}" if changes else ""
+
+
 def can_move_outputs(change: str) -> bool:
     """Return False for a change that no output under given tokens can depend on.
 

@@ -374,10 +374,14 @@ def _age_of(reference: ReferenceReport) -> Iterator[str]:
 def _explain_age(
     check: TrainCheck, golden: Path, folder: Path, progress: Progress
 ) -> Iterator[str]:
-    """Say if the model's code changed since a golden of other packages, by replaying it here."""
+    """Name changed settings of the model, and by a replay here the code that changed with the packages."""
     from assay.judge.code_changes import describe_changes  # torch is not needed for --help
+    from assay.models.config_files import describe_setting_changes, record_settings
 
     plan = read_plan(golden)
+    now = record_settings(check.options.model, check.options.remote_code)
+    if settings := describe_setting_changes(plan.settings, now):
+        yield f"{settings} record a golden here: --reference {plan.reference}"
     if not changed_packages(plan.environment, provenance()):
         return
     request = replace(check, golden=golden, folder=folder, reference=plan.reference)

@@ -218,6 +218,8 @@ class RecordedPlan(Record):
     """The trusted run."""
     environment: dict[str, Any]
     """Provenance of the trusted process."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Those of `record_settings`; older goldens have none."""
 
 
 class ReferenceReport(Record):

@@ -5,11 +5,13 @@ import pytest
 
 from assay.errors import UsageError
 from assay.judge.limits import load_limits
-from assay.runs import SilentProgress
+from assay.models.config_files import record_settings
+from assay.runs import SilentProgress, provenance
 from assay.statistics import METRICS, Statistic
+from assay.training import check as checking
 from assay.training.check import check_train, load_training_limits
 from assay.training.overfit.check import check_overfit, overfit_options
-from assay.training.reports import TrainCheck, TrainOptions
+from assay.training.reports import RecordedPlan, TrainCheck, TrainOptions
 
 CPU = "cpu/float32"
 
@@ -81,3 +83,21 @@ def test_overfitting_that_cannot_be_is_refused_before_anything_runs(
     with pytest.raises(UsageError, match=message):
         check_overfit(TrainCheck(options, CPU, CPU), tmp_path, SilentProgress(), tracker)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_changed_settings_of_the_model_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = record_settings("micro:llama") | {"config.json: rope_parameters.rope_theta": 5.0}
+    options = TrainOptions(model="micro:llama")
+    plan = RecordedPlan(
+        options=options, dtype="float32", reference=CPU, environment=provenance(), settings=settings
+    )
+    monkeypatch.setattr(checking, "read_plan", lambda _: plan)
+    check = TrainCheck(options, CPU, CPU)
+    assert [*checking._explain_age(check, tmp_path, tmp_path, SilentProgress())] == [
+        (
+            "changed since the golden: config.json: rope_parameters.rope_theta 5.0 → 10000.0. Restore the file; if the"
+            f" change is intended, record a golden here: --reference {CPU}"
+        )
+    ]

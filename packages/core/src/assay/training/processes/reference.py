@@ -38,6 +38,7 @@ from assay.judge.code_changes import CodeChange, find_changes
 from assay.judge.coverage import Usage
 from assay.judge.results import ReplayResults
 from assay.models import load_model
+from assay.models.config_files import record_settings
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import (
     SMALL_MODEL_PARAMETERS,
@@ -485,6 +486,7 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
             dtype=request.dtype,
             reference=request.reference,
             environment=provenance(),
+            settings=record_settings(options.model, options.remote_code),
         ),
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
