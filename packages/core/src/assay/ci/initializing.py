@@ -19,7 +19,6 @@ _TEMPLATES = {
     ".github/workflows/assay.yml": "assay.yml.j2",
     _LABELS: "assay-labels.yml.j2",
 }
-_MACHINE = re.compile(rf"(?P<name>{NAME})=(?:(?P<runners>[^@\s]+)@)?(?P<run>[^@/\s]+/[^@/\s]+)")
 # How `--machine` is written.
 MACHINE_FORM = "NAME=LABEL[,LABEL]@RUN"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -45,16 +44,25 @@ def read_machine(option: str) -> NewMachine:
 
     Raises: UsageError.
     """
-    found = _MACHINE.fullmatch(option)
-    if found is None:
-        raise UsageError(
-            f"--machine {option}: write {MACHINE_FORM}, with the labels"
-            " of the runner on GitHub; a name has small letters, digits and dashes"
-        )
-    parse_known_run(found["run"])
-    return NewMachine(
-        found["name"], (found["runners"] or "").split(",") if found["runners"] else [], found["run"]
-    )
+    name, equals, rest = option.partition("=")
+    labels, at, run = rest.rpartition("@")
+    runs_on = labels.split(",") if at else []
+    problem = ""
+    if not equals:
+        problem = "there is no `=`"
+    elif not re.fullmatch(NAME, name):
+        problem = f"the name {name!r} must consist of small letters, digits and dashes"
+    elif any(not label or re.search(r"\s", label) for label in runs_on):
+        problem = f"a label in {labels!r} is empty or has a space"
+    elif "/" not in run:
+        problem = f"{run!r} has no dtype" if at else "there is no RUN, such as cpu/bfloat16"
+    if problem:
+        raise UsageError(f"--machine {option}: {problem}; write {MACHINE_FORM}")
+    try:
+        parse_known_run(run)
+    except UsageError as error:
+        raise UsageError(f"--machine {option}: {error}") from None
+    return NewMachine(name, runs_on, run)
 
 
 def find_models(root: Path) -> list[str]:
