@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,7 +27,7 @@ from pydantic import (
 from assay.devices.registry import adapter_names
 from assay.devices.run_string import RUN_DTYPES, Run, parse_device, parse_run, suggest_device
 from assay.errors import UsageError, suggest
-from assay.files import UnreadableFileError, read_text, read_toml_record
+from assay.files import UnreadableFileError, read_text, read_toml, read_toml_record
 from assay.plugins import list_defined_names
 
 FILE = "assay.toml"
@@ -57,7 +58,7 @@ _Name = Annotated[str, AfterValidator(_require_name)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Machine(_Table):
@@ -67,12 +68,12 @@ class Machine(_Table):
     """The labels by which GitHub finds the runner. Without any, no event of GitHub starts its jobs."""
     run: str
     """The device and dtype to judge."""
-    cards: int | None = Field(None, ge=1)
+    cards: int | None = Field(None, ge=1, strict=True)
     """The number of devices that cases of smoke may use. Default: all."""
     start: Literal["label", "commit"] = "label"
     """The trigger of its jobs: a label, or every commit of a pull request and of the default branch."""
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)] = ("check", "smoke", "expectations")
-    minutes: int = Field(60, ge=1, le=360)
+    minutes: int = Field(60, ge=1, le=360, strict=True)
     """The time limit of a job. GitHub ends every job after 360."""
     pip_index: str = Field("", alias="pip-index")
     """One more package index, as that of torch's builds for the machine."""
@@ -166,6 +167,10 @@ class _Kind:
 
 # A folder of the repository, or a name on the hub.
 _FOLDER = re.compile(r"[\w.-]+(/[\w.-]+)+")
+# The words before a path of the repository: of options, and of commands whose argument is one.
+_BEFORE_PATHS = ("--golden", "verify", "compare")
+# A folder that pip installs has one of these.
+_PROJECTS = ("pyproject.toml", "setup.py")
 _KINDS = {
     "load": _Kind("check", ("check", "load"), "model", "--run"),
     "generate": _Kind("check", ("check", "generate"), "model", "--candidate"),
@@ -218,13 +223,13 @@ def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
     """Find what commands name and the repository does not have: files, folders, and names in FILE.py:NAME.
 
     A word is a path if it is FILE.py:NAME or command:FILE, or begins with a folder of the repository and is
-    not a RUN.
+    not a RUN. So are goldens, expectations and baselines.
     """
     found = (
         f"{step.entry}: {missing}"
         for step in steps
-        for word in step.words
-        if (missing := _missing_in(word, root))
+        for before, word in pairwise(step.words)
+        if (missing := _missing_in(before, word, root))
     )
     return list(dict.fromkeys(found))  # several machines run the same entry
 
@@ -232,9 +237,8 @@ def find_missing(steps: Iterable[Step], root: Path) -> list[str]:
 def describe_models(steps: Iterable[Step], root: Path) -> list[str]:
     """Name the models that a job does not find in a clone of the repository."""
     found = []
-    for step in steps:
-        takes_model = step.words[0] == "check" or step.words[:2] == ("smoke", "data")
-        model = step.words[2] if takes_model and len(step.words) > 2 else ""
+    named = ((step, model) for step in steps for model in _models_of(step, root))
+    for step, model in named:
         if not _FOLDER.fullmatch(model):
             continue
         if not (root / model).exists():
@@ -246,6 +250,41 @@ def describe_models(steps: Iterable[Step], root: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _models_of(step: Step, root: Path) -> list[str]:
+    if step.words[0] == "check" or step.words[:2] == ("smoke", "data"):
+        return list(step.words[2:3])
+    tomls = [word for word in step.words if word.startswith("command:")]
+    read = [read_toml(root / toml.removeprefix("command:")) for toml in tomls]
+    return [str(one["model"]) for one in read if "model" in one]
+
+
+def require_installable(configuration: Configuration, root: Path) -> None:
+    """Raise UsageError if pip would not find the files that `install` names."""
+    words = iter(configuration.install)
+    for word in words:
+        option, equals, path = word.partition("=")
+        if option in ("-e", "--editable", "-r", "--requirement", "-c", "--constraint"):
+            path = path if equals else next(words, "")
+        elif word.startswith("."):
+            path = word
+        else:
+            continue
+        path = path.partition("[")[0]
+        if "://" in path:
+            continue
+        problem = "" if path else f"{option} needs a value"
+        if path and not (root / path).exists():
+            problem = f"{path} does not exist"
+        elif (
+            path
+            and (root / path).is_dir()
+            and not any((root / path / name).is_file() for name in _PROJECTS)
+        ):
+            problem = f"{path} has no {' or '.join(_PROJECTS)}"
+        if problem:
+            raise UsageError(f"{FILE}: install: {problem}")
+
+
 def is_ignored(root: Path, path: str) -> bool:
     """Return True if git ignores this path of the repository; False without git."""
     command = ["git", "-C", str(root), "check-ignore", "-q", "--", path]
@@ -255,11 +294,14 @@ def is_ignored(root: Path, path: str) -> bool:
         return False
 
 
-def _missing_in(word: str, root: Path) -> str:
+def _missing_in(before: str, word: str, root: Path) -> str:
+    is_path = before in _BEFORE_PATHS
     path, name = word.removeprefix("command:"), ""
     if found := re.fullmatch(r"(.+\.py):(\w+)", word):
         path, name = found.groups()
-    elif path == word:
+    elif is_path and word.startswith(("/", "~", "-")):  # on the machine, or an option
+        return ""
+    elif path == word and not is_path:
         first, slash, rest = word.partition("/")
         if not slash or not first or rest in RUN_DTYPES or not (root / first).is_dir():
             return ""

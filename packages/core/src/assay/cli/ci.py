@@ -135,7 +135,12 @@ def plan(
     Exit code: 0, also if there is nothing to do; 2 if the label or assay.toml is wrong.
     """
     from assay.ci import planning
-    from assay.ci.configuration import FILE, describe_models, read_configuration
+    from assay.ci.configuration import (
+        FILE,
+        describe_models,
+        read_configuration,
+        require_installable,
+    )
     from assay.ci.initializing import require_label_of_workflow
     from assay.report.page.html import append_summary
 
@@ -154,9 +159,12 @@ def plan(
     steps = [step for one in plans for step in one.steps(read)]
     for name in _require_valid(steps, root, context.find_root().command):
         print_error(f"assay: options of {name} are not checked: its package is not installed here")
+    require_installable(read, root)
     require_label_of_workflow(read, root)
     for problem in describe_models(steps, root):
         print_error(f"assay: {problem}")
+    if labels := dict.fromkeys(label for one in plans for job in one.jobs for label in job.runs_on):
+        print_error(f"assay: not checked: whether a runner on GitHub has {', '.join(labels)}")
     chosen = plans[0]
     planning.publish_jobs(chosen, os.environ)
     explained = "\n".join(planning.describe_plan(read, one) for one in plans)
@@ -190,9 +198,15 @@ def install(
     """
     from importlib.metadata import version
 
-    from assay.ci.configuration import list_distributions, list_steps, read_configuration
+    from assay.ci.configuration import (
+        list_distributions,
+        list_steps,
+        read_configuration,
+        require_installable,
+    )
 
     read = read_configuration(root)
+    require_installable(read, root)
     of_assay = list_distributions(list_steps(read, machine, tier))
     pinned = [f"{name}=={version('assay-core')}" for name in of_assay]
     words = [sys.executable, "-m", "pip", "install", *pinned, *read.install]

@@ -1,5 +1,6 @@
 """What the entries of assay.toml become."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from assay.ci.configuration import (
     list_distributions,
     list_steps,
     read_configuration,
+    require_installable,
 )
 from assay.errors import UsageError
 
@@ -158,6 +160,8 @@ def test_an_entry_cannot_judge_another_device_than_its_machine(
         (MACHINE + "minutes = 361", "minutes"),
         (MACHINE + "tiers = ['check', 'smok']", "machines.box.tiers: 'smok': it must be 'check', "),
         ("[machines.box]\nruns-on = 'a'\nrun = 'cpu/float32'", "box.runs-on: it must be a list"),
+        (MACHINE + "minutes = '60'", "machines.box.minutes: it must be a whole number"),
+        (MACHINE + "runs_on = ['a']", "machines.box: unknown key 'runs_on'; did you mean runs-on?"),
         (MACHINE + "cards = 'two'", "machines.box.cards: it must be a whole number"),
         (
             MACHINE + "[[load]]\nmodel = 'm'\n[[load]]\nmodel = {x = 1}",
@@ -210,6 +214,7 @@ model = "organization/model"
 [[generate]]
 model = "micro:llama"
 candidate-setup = "a.py:install"
+golden = "goldens/tiny"
 [[smoke]]
 case = ["command:a.toml", "command:b.toml"]
 [[data]]
@@ -217,8 +222,33 @@ collator = "b.py:pad"
 """
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     assert find_missing(steps, tmp_path) == [
-        "load, entry 2: models/tyny", "smoke: b.toml", "data: b.py",
+        "load, entry 2: models/tyny", "generate: goldens/tiny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("install", "message"),
+    [
+        (["--editable", "."], ". has no pyproject.toml or setup.py"),
+        (["--editable=."], ". has no pyproject.toml or setup.py"),
+        (["--editable"], "--editable needs a value"),
+        (["./library[train]"], "./library does not exist"),
+        (["-r", "needs.txt"], "needs.txt does not exist"),
+        (["torchdata", "./whole[train]", "-r", "there.txt", "--no-deps"], ""),
+    ],
+)
+def test_an_absent_package_of_the_repository_is_found(
+    tmp_path: Path, install: list[str], message: str
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole/pyproject.toml").touch()
+    (tmp_path / "there.txt").touch()
+    configuration = read(tmp_path, f"install = {install}\n{MACHINE}")
+    if message:
+        with pytest.raises(UsageError, match=re.escape(f"assay.toml: install: {message}")):
+            require_installable(configuration, tmp_path)
+    else:
+        require_installable(configuration, tmp_path)
 
 
 def test_models_that_a_clone_does_not_hold_are_named(tmp_path: Path) -> None:
@@ -243,7 +273,11 @@ model = "org/name"
         "generate, entry 2: git ignores out/step-2: a job would not have it",
         f"data: {hub.format('org/name')}",
     ]
+    (tmp_path / "a.toml").write_text('model = "models/small"\n', encoding="utf-8")
+    steps = list_steps(read(tmp_path, MACHINE + "[[smoke]]\ncase = 'command:a.toml'"), "box")
+    assert describe_models(steps, tmp_path) == [f"smoke: {hub.format('models/small')}"]
     (tmp_path / "models/tiny").mkdir(parents=True)
+    steps = list_steps(read(tmp_path, MACHINE + text), "box")
     assert not [one for one in describe_models(steps, tmp_path) if "tiny" in one]
 
 

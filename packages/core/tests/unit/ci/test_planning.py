@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from assay.ci.configuration import Configuration
 from assay.ci.planning import (
@@ -16,6 +17,7 @@ from assay.ci.planning import (
     publish_jobs,
     write_outputs,
 )
+from assay.cli.application import app
 
 CONFIGURATION = Configuration.model_validate(
     {
@@ -135,6 +137,14 @@ def test_a_plan_is_explained_with_its_commands() -> None:
     ]
     refused = describe_plan(CONFIGURATION, plan_label(CONFIGURATION, "assay:bix\n::error::"))
     assert refused.splitlines()[0] == "label assay:bix\\n::error::"
+
+
+def test_a_plan_says_that_the_labels_of_runners_are_not_checked(tmp_path: Path) -> None:
+    (tmp_path / "assay.toml").write_text(
+        "[machines.box]\nruns-on = ['my-box', 'gpu']\nrun = 'cpu/float32'\n[[load]]\nmodel = 'micro:llama'"
+    )
+    done = CliRunner().invoke(app, ["ci", "plan", "--root", str(tmp_path)])
+    assert done.stderr == "assay: not checked: whether a runner on GitHub has my-box, gpu\n"
 
 
 def test_nothing_is_written_outside_a_workflow_run(
