@@ -487,14 +487,11 @@ def _choose_terms(
     base: "Evaluation", candidate: "Evaluation", suite: str | None
 ) -> tuple["Terms", list[str]]:
     """Return the terms of the named suite or of the runs, and notes about them."""
-    from assay_bench.comparing import SuiteTerms, choose_terms
+    from assay_bench.comparing import choose_terms
     from assay_bench.run_tasks import read_suite
 
-    given, default = (
-        SuiteTerms(name=Path(name).name, terms=read_suite(name).terms)
-        for name in (suite or "offline", "offline")
-    )
-    return choose_terms(base, candidate, given if suite else None, default)
+    given = read_suite(suite).recorded if suite else None
+    return choose_terms(base, candidate, given, read_suite("offline").recorded)
 
 
 def _changed_terms(given: dict[str, float | None]) -> dict[str, Any]:

@@ -74,6 +74,8 @@ class SuiteTerms(Record):
 
     name: str
     terms: Terms
+    clusters: dict[str, str] = Field(default_factory=dict)
+    """For each task, the document field that names the cluster."""
 
     @property
     def judging(self) -> Terms:
@@ -462,8 +464,9 @@ def _measured(
             problems.append(found)
             continue
         of_pairs = zip(pairs, was.values, now.values, strict=True)
+        # Clusters can be those of the candidate's suite alone.
         values = [
-            (pair[0], one, two)
+            (pair[0] if pair[0].cluster else pair[1], one, two)
             for pair, one, two in of_pairs
             if one is not None and two is not None
         ]

@@ -174,6 +174,7 @@ def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None
     for name, digest in manifest.files.items():
         if file_digest(_within(folder, name)) != digest:
             raise UnreadableFileError.of(folder / name, "it was changed after the run")
+    clusters = {**(manifest.suite.clusters if manifest.suite else {}), **(clusters or {})}
     parts = [read_evaluation(_within(folder, file), clusters) for file in manifest.results.values()]
     tasks = {name: task for part in parts for name, task in part.tasks.items()}
     groups = {name: members for part in parts for name, members in part.groups.items()}

@@ -160,13 +160,13 @@ class TaskSuite(Record):
     fewshot: Annotated[int, Field(ge=0)] | None = None
     """Examples before each question; None for the default of each task."""
     terms: Terms = Field(default_factory=Terms)
-    name: Annotated[str | None, Field(exclude=True)] = None
-    """The name, or the file's; None for single tasks."""
+    name: Annotated[str, Field(exclude=True)] = ""
+    """The name, or the file's; "" for single tasks."""
 
     @property
-    def recorded(self) -> SuiteTerms | None:
-        """Return what a run records for its comparison."""
-        return None if self.name is None else SuiteTerms(name=self.name, terms=self.terms)
+    def recorded(self) -> SuiteTerms:
+        """Return what a comparison needs of it."""
+        return SuiteTerms(name=self.name, terms=self.terms, clusters=self.clusters)
 
 
 def read_suite(name: str) -> TaskSuite:
@@ -382,7 +382,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
                 environment=environment,
             )
     results = {one: newest_results(task_folder(folder, one)) for one in tasks}
-    write_manifest(folder, results, request.suite.recorded)
+    write_manifest(folder, results, request.suite.recorded if request.suite.name else None)
 
 
 def _are_local(tasks: list[str]) -> bool:
@@ -511,7 +511,8 @@ def run_command_line(
         raise ProcessError.died("lm-eval", done.returncode, log)
     for results in folder.rglob("results_*.json"):
         _hide_secrets(results)
-    write_manifest(folder, {backend.name: newest_results(folder)}, suite.recorded)
+    recorded = suite.recorded if suite.name else None
+    write_manifest(folder, {backend.name: newest_results(folder)}, recorded)
 
 
 def _hide_secrets(results: Path) -> None:

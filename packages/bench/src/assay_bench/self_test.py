@@ -6,7 +6,6 @@ from assay.api.verdict import CheckedVerdict
 from assay.runs import Progress, RunFolder
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, overall_outcome
-from assay_bench.comparing import SuiteTerms
 from assay_bench.comparison_files import compare_folders
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import judge_scores
@@ -57,8 +56,8 @@ def _compare_with_baseline(
     CheckedVerdict.publish(asked)
     compared = RunFolder.create("bench compare", folder / way / "compared").path
     baseline = _BASELINES / f"micro-llama-{way}.json"
-    suite = SuiteTerms(name="retrained", terms=read_suite("retrained").terms)
-    comparison = compare_folders(baseline, asked, suite.judging, {}, compared)
+    terms = read_suite("retrained").recorded.judging
+    comparison = compare_folders(baseline, asked, terms, {}, compared)
     verdict = CheckedVerdict.publish(compared)
     progress.note(f"{way}: {verdict.headline or verdict.verdict} {compared / 'comparison.md'}")
     return overall_outcome([alone.verdict, comparison.judged])

@@ -455,6 +455,18 @@ def test_number_of_clusters_is_stated() -> None:
     assert "| 400 in 50 clusters | PASS |" in comparison_as_markdown(found)
 
 
+def test_clusters_that_only_the_candidate_recorded_count() -> None:
+    base = [item(n, n != 0) for n in range(400)]
+    candidate = [item(n, cluster=f"text {n % 50}") for n in range(400)]
+    found = [
+        compare(evaluation(task(base)), evaluation(task(sides)), Terms(accuracy=0.2))
+        for sides in (candidate, [replace(one, cluster=None) for one in candidate])
+    ]
+    clustered, single = (one.tasks[0].measures[0] for one in found)
+    assert (clustered.num_clusters, single.num_clusters) == (50, None)
+    assert measure_in_words(clustered).endswith("by 400 items in 50 clusters")
+
+
 def test_order_of_documents_does_not_matter() -> None:
     turned = replace(BASE, items=BASE.items[::-1])
     assert compare(evaluation(BASE), evaluation(turned), TERMS).tasks[0].problem is None

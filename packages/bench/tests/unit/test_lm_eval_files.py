@@ -247,9 +247,12 @@ def test_a_finished_run_is_read_by_its_manifest(finished: Path) -> None:
 
 def test_a_finished_run_records_its_suite(tmp_path: Path) -> None:
     task = write(tmp_path / "tasks" / "sums", {"sums": [sample("sums", 0)]})
-    suite = SuiteTerms(name="s.toml", terms=Terms(metrics={"sums": ("exact_match",)}))
+    terms = Terms(metrics={"sums": ("exact_match",)})
+    suite = SuiteTerms(name="s.toml", terms=terms, clusters={"sums": "source"})
     write_manifest(tmp_path, {"sums": task / f"results_{STAMP}.json"}, suite)
-    assert SuiteTerms.of(read_evaluation(tmp_path)) == suite
+    found = read_evaluation(tmp_path)
+    assert SuiteTerms.of(found) == suite
+    assert found.tasks["sums"].items[0].cluster == "s0"
 
 
 @pytest.mark.parametrize("pattern", ["tasks/*/results_*", "tasks/*/samples_*", "evaluation.json"])
