@@ -114,7 +114,8 @@ def judge_tunings(
 
 def _headline(levels: Mapping[str, LevelResult], *, has_baseline: bool) -> str | None:
     if undecided := undecided_levels(levels):
-        return f"{UNDERPOWERED}: too few held-out rows to decide {', '.join(undecided)}."
+        data = "held-out rows or seeds of the baseline" if has_baseline else "held-out rows"
+        return f"{UNDERPOWERED}: too few {data} to decide {', '.join(undecided)}."
     if outcome_of_levels({name: one.level for name, one in levels.items()}) is not Outcome.PASS:
         return None
     losses = ", and its losses are in the band of the baseline" if has_baseline else ""
@@ -209,7 +210,16 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult
         band = band_of([one.curve for one in matching])
     except UsageError as error:
         return not_compared(str(error))
-    return judge_losses(tuning.curve, band)
+    untrained = fmean(held_out_parts(expected)["learned"].before)
+    idle = judge_losses([untrained] * len(tuning.curve), band)
+    found = judge_losses(tuning.curve, band)
+    if {found.level.verdict, idle.level.verdict} != {Outcome.PASS}:
+        return found
+    return underpowered(
+        f"the band of {band.num_curves} seeds is too wide: a run that stays at the loss before training,"
+        f" {untrained:.4f} nats per token, is inside; add seeds to the baseline",
+        len(tuning.curve),
+    )
 
 
 def _row(level: str, part: HeldOutPart) -> Measurement:

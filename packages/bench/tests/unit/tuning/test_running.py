@@ -4,6 +4,8 @@ import math
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -76,7 +78,7 @@ def tuning(
     return Tuning(record=record, losses=lines)
 
 
-BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.2, 2.2, seed=2), tuning(3.1, 2.1, seed=3)]
+BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.1, 2.1, seed=2), tuning(3.05, 2.05, seed=3)]
 
 
 def test_more_probable_held_out_text_passes() -> None:
@@ -214,6 +216,29 @@ def test_different_trainer_and_ranks_are_compared() -> None:
 def test_baseline_with_too_few_seeds_is_not_a_pass(baseline: list[Tuning]) -> None:
     verdict, _ = judge_tunings([tuning()], baseline)
     assert verdict.verdict is Outcome.NOT_COMPARED
+
+
+def test_band_that_holds_a_run_that_learns_nothing_is_underpowered() -> None:
+    """The loss before training is 3.4875: two seeds that differ by 0.1 give 2.05 ± 11."""
+    found = [judge_by_baseline(tuning(*now), BASELINE[:2]) for now in ((3.05, 2.05), (30.0, 20.0))]
+    assert [one.level.verdict for one in found] == [Outcome.NOT_COMPARED, Outcome.FAIL]
+    assert found[0].level.reason == (
+        "underpowered: the band of 2 seeds is too wide: a run that stays at the loss before training, 3.4875 nats"
+        " per token, is inside; add seeds to the baseline"
+    )
+    verdict, _ = judge_tunings([tuning(3.05, 2.05, seed=9)], BASELINE[:2])
+    assert verdict.headline == (
+        "underpowered: too few held-out rows or seeds of the baseline to decide micro:llama full seed 9: losses."
+    )
+
+
+def test_documented_widths_of_a_band_are_those_of_its_seeds() -> None:
+    page = (Path(__file__).parents[5] / "docs/benchmark.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"half width is (.+?), in", page, re.DOTALL)
+    for width, num in re.findall(r"([\d.]+) with (\d+)", " ".join(words.split())):
+        curves = [[float(n)] * 10 for n in range(int(num))]
+        (half, *_), deviation = band_of(curves).half_widths, stdev(range(int(num)))
+        assert float(width) == pytest.approx(half / deviation, rel=0.01)
 
 
 def test_notes_report_changes_and_margins() -> None:
