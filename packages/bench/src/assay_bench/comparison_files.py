@@ -250,7 +250,8 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
 
 def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult]) -> str | None:
     if undecided_levels(levels):
-        return f"{TOO_FEW_ITEMS}."
+        limit = comparison.sufficient_limit
+        return f"{TOO_FEW_ITEMS}{f': run both sides with --limit {limit}' if limit else ''}."
     if comparison.judged is not Outcome.PASS:
         return None
     num_items = sum(_num_compared(task) for task in comparison.tasks)

@@ -447,6 +447,48 @@ def test_advice_knows_the_number_of_documents() -> None:
         assert measure_in_words(measure).endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("num_documents", "limit"),
+    [
+        # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 50))² / 0.02² = 423.5 for each task, and less for the pool.
+        ((None, None), 424),
+        ((1_000, 424), 424),
+        ((1_000, 423), None),
+    ],
+)
+def test_headline_names_the_one_limit_that_suffices(
+    num_documents: tuple[int | None, int | None], limit: int | None
+) -> None:
+    parts = [
+        replace(answered(50, 50), name=f"t{number}", num_documents=num)
+        for number, num in enumerate(num_documents)
+    ]
+    found = compare(evaluation(*parts), evaluation(*parts), TERMS)
+    advice = f": run both sides with --limit {limit}" if limit else ""
+    assert verdict_of(found).headline == f"underpowered: too few items to decide{advice}."
+
+
+def test_the_limit_of_a_pool_counts_the_documents_of_its_tasks() -> None:
+    sizes = (60, 1_000, 1_000)
+    parts = [
+        replace(one, num_documents=size)
+        for one, size in zip(suite(3, 0, 30, 30).tasks.values(), sizes, strict=True)
+    ]
+    side = evaluation(*parts)
+    found = compare(side, side, TERMS)
+    needed = found.pools[0].measures[0].items_needed
+    assert needed is not None
+    pool_alone = replace(
+        found,
+        tasks=tuple(
+            replace(t, measures=tuple(replace(m, pool="all tasks") for m in t.measures))
+            for t in found.tasks
+        ),
+    )
+    # The first task has only 60 documents.
+    assert pool_alone.sufficient_limit == max(math.ceil(needed / 3), math.ceil((needed - 60) / 2))
+
+
 def test_number_of_clusters_is_stated() -> None:
     items = [item(n, cluster=f"text {n % 50}") for n in range(400)]
     found = compare(evaluation(task(items)), evaluation(task(items)), Terms(accuracy=0.2))
