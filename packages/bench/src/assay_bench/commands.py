@@ -268,13 +268,14 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.cli.ending import finish
     from assay.devices.run_string import parse_run
     from assay.errors import UsageError
-    from assay.models.sources import remote_code_of, resolve_model
+    from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
     from assay_bench import run_tasks
     from assay_bench.comparing import chosen_metrics
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.results import judge_scores
+    from assay_bench.tuning.records import require_decoder
 
     chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
     run_tasks.require_known_tasks(chosen.tasks)
@@ -293,7 +294,7 @@ def run(  # noqa: PLR0913 - one for each option
         raise UsageError("--candidate-setup needs assay's own loader: omit --model-backend")
     if backend is None:
         parse_run(run)
-        resolve_model(model)
+        require_decoder(model)
     folder = RunFolder.resume("bench run", output).path
     with open_progress() as progress:
         if backend is not None:

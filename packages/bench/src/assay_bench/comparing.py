@@ -11,7 +11,6 @@ correction, because chances of a false pass do not add up. A pool that passes ex
 Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a margin).
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -253,32 +252,6 @@ class EvaluationComparison:
     def judged(self) -> Outcome:
         """Return the worst outcome of all pools and tasks."""
         return overall_outcome(part.judged for part in self.parts)
-
-    @property
-    def sufficient_limit(self) -> int | None:
-        """Return the --limit with which an equally good candidate passes in all measures; None if none is known."""
-        limits = [
-            self._limit_of(part, measure)
-            for part in self.parts
-            for measure in part.measures
-            if measure.judged is Outcome.NOT_COMPARED and measure.pool is None
-        ]
-        known = [limit for limit in limits if limit is not None]
-        return max(known) if known and len(known) == len(limits) else None
-
-    def _limit_of(self, part: TaskComparison, measure: Measure) -> int | None:
-        needed, names = measure.items_needed or 0, part.members or (part.name,)
-        documents = [
-            self.base.tasks[task.name].num_documents or needed
-            for task in self.tasks
-            if task.name in names and any(one.name == measure.name for one in task.measures)
-        ]
-
-        def num_items(limit: int) -> int:
-            return sum(min(limit, size) for size in documents)
-
-        is_known = 0 < needed <= num_items(needed)
-        return bisect_left(range(needed), needed, key=num_items) if is_known else None
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:

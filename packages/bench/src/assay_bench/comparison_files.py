@@ -1,6 +1,7 @@
 """The files that `assay bench compare` writes: verdict, JSON and Markdown; and baselines, with who accepted them."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -220,7 +221,10 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
     """Return the verdict, with a level for each task and pool."""
     base, candidate = comparison.base, comparison.candidate
     levels = {one.name: _level_of(one) for one in comparison.parts}
-    levels |= {name: not_run(reason) for name, reason in comparison.unjudged.items()}
+    levels |= {
+        name: not_run(reason, compared=len(base.tasks[name].items))
+        for name, reason in comparison.unjudged.items()
+    }
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels["tasks"] = not_compared(reason)
@@ -250,7 +254,7 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
 
 def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult]) -> str | None:
     if undecided_levels(levels):
-        limit = comparison.sufficient_limit
+        limit = sufficient_limit(comparison)
         return f"{TOO_FEW_ITEMS}{f': run both sides with --limit {limit}' if limit else ''}."
     if comparison.judged is not Outcome.PASS:
         return None
@@ -261,6 +265,32 @@ def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult
         f"Not worse by the margin{f' of {sources}' if sources else ''}: {num_items:,} items exclude such a difference"
         f" (error rate {comparison.terms.significance:.0%} per measure)."
     )
+
+
+def sufficient_limit(comparison: EvaluationComparison) -> int | None:
+    """Return the --limit with which an equally good candidate passes in all measures; None if none is known."""
+    limits = [
+        _limit_of(part, measure, comparison)
+        for part in comparison.parts
+        for measure in part.measures
+        if measure.judged is Outcome.NOT_COMPARED and measure.pool is None
+    ]
+    return max(limits, default=0) if all(limits) else None
+
+
+def _limit_of(part: TaskComparison, measure: Measure, comparison: EvaluationComparison) -> int:
+    """Return the --limit that gives a measure, of a task or a pool, the items that it needs; 0 if none is known."""
+    needed, names = measure.items_needed or 0, part.members or (part.name,)
+    documents = [
+        comparison.base.tasks[task.name].num_documents or needed
+        for task in comparison.tasks
+        if task.name in names and any(one.name == measure.name for one in task.measures)
+    ]
+
+    def num_items(limit: int) -> int:
+        return sum(min(limit, size) for size in documents)
+
+    return bisect_left(range(needed), needed, key=num_items) if num_items(needed) >= needed else 0
 
 
 def measure_in_words(measure: Measure) -> str:

@@ -249,6 +249,7 @@ def judge_scores(
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
         reference={"run": "a guess"},
         candidate={"run": evaluation.facts.get("run", evaluation.name)},
+        compared=sum(one.level.compared for one in levels.values() if one.level.verdict),
         compared_unit="items",
     )
 
@@ -306,7 +307,11 @@ def _level(task: TaskResult) -> LevelResult:
         return _judge_text(task)
     if task.accuracy is not None:
         return _judge_answers(task)
-    return not_run(f"not judged, as no guess of its metric is known: {score_in_words(task)}")
+    return _unjudged("not judged, as no guess of its metric is known", task)
+
+
+def _unjudged(reason: str, task: TaskResult) -> LevelResult:
+    return not_run(f"{reason}: {score_in_words(task)}", compared=len(task.items))
 
 
 def _judge_choice(task: TaskResult, chance: float) -> LevelResult:
@@ -345,7 +350,7 @@ def _judge_text(task: TaskResult) -> LevelResult:
     guesses = [one.guess for one in items if one.guess is not None]
     if len(guesses) < num_items:
         unknown = "not judged, as lm-eval's own files do not hold the tokens that a guess needs"
-        return not_run(f"{unknown}: {score_in_words(task)}")
+        return _unjudged(unknown, task)
     gains = [guess - one for one, guess in zip(nats, guesses, strict=True)]
     return _better_or_unjudged(
         "a guess that knows how often each token occurs",
@@ -357,7 +362,7 @@ def _judge_text(task: TaskResult) -> LevelResult:
 def _judge_answers(task: TaskResult) -> LevelResult:
     """Judge answers without options: exact binomial test against the most frequent right answer."""
     if not task.accuracy:
-        return not_run(f"no answer is right, which shows nothing: {score_in_words(task)}")
+        return _unjudged("no answer is right, which shows nothing", task)
     share = max(Counter(item.target_hash for item in task.items).values()) / len(task.items)
     guess = f"the most frequent right answer, {share:.1%}"
     return _better_or_unjudged(guess, _p_of_right(task, share), task)
@@ -366,7 +371,10 @@ def _judge_answers(task: TaskResult) -> LevelResult:
 def _better_or_unjudged(guess: str, p: float, task: TaskResult) -> LevelResult:
     if p < SIGNIFICANCE:
         return passed(len(task.items), reason=_in_words(f"better than {guess}", p, task))
-    return not_run(_in_words(f"not judged: not shown to be better than {guess}", p, task))
+    return not_run(
+        _in_words(f"not judged: not shown to be better than {guess}", p, task),
+        compared=len(task.items),
+    )
 
 
 def _p_of_right(task: TaskResult, chance: float) -> float:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from importlib.resources import files
@@ -18,7 +19,7 @@ from assay.report.page.html import render_html
 from assay.report.run_report import read_report
 from assay.report.text_formats import print_report
 from assay.runs import RunFolder
-from assay_bench.comparing import Measure, Terms, compare
+from assay_bench.comparing import Measure, Terms, choose_terms, compare
 from assay_bench.comparison_files import (
     Acceptance,
     Baseline,
@@ -27,11 +28,13 @@ from assay_bench.comparison_files import (
     comparison_as_markdown,
     measure_in_words,
     read_sides,
+    sufficient_limit,
     verdict_of,
 )
 from assay_bench.performance.running import performance_table
 from packages.bench.tests.unit.performance.sample_results import performance_result
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
+from packages.bench.tests.unit.test_comparing import OFFLINE, TERMS, suite, with_log_probabilities
 from packages.bench.tests.unit.test_lm_eval_files import sample, write
 from packages.core.tests.poison import (
     POISON,
@@ -63,6 +66,74 @@ def test_a_pass_says_what_was_tested() -> None:
     assert verdict.headline == (
         "Not worse by the margin: 750 items exclude such a difference (error rate 10% per measure)."
     )
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "limit"),
+    [
+        # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 50))² / 0.02² = 423.5 for each task, and less for the pool.
+        ((None, None), 424),
+        ((1_000, 424), 424),
+        ((1_000, 423), None),
+    ],
+)
+def test_headline_names_the_one_limit_that_suffices(
+    num_documents: tuple[int | None, int | None], limit: int | None
+) -> None:
+    parts = [
+        replace(answered(50, 50), name=f"t{number}", num_documents=num)
+        for number, num in enumerate(num_documents)
+    ]
+    found = compare(evaluation(*parts), evaluation(*parts), TERMS)
+    advice = f": run both sides with --limit {limit}" if limit else ""
+    assert verdict_of(found).headline == f"underpowered: too few items to decide{advice}."
+
+
+def test_the_limit_of_a_pool_counts_the_documents_of_its_tasks() -> None:
+    sizes = (60, 1_000, 1_000)
+    parts = [
+        replace(one, num_documents=size)
+        for one, size in zip(suite(3, 0, 30, 30).tasks.values(), sizes, strict=True)
+    ]
+    side = evaluation(*parts)
+    found = compare(side, side, TERMS)
+    needed = found.pools[0].measures[0].items_needed
+    assert needed is not None
+    pool_alone = replace(
+        found,
+        tasks=tuple(
+            replace(t, measures=tuple(replace(m, pool="all tasks") for m in t.measures))
+            for t in found.tasks
+        ),
+    )
+    # The first task has only 60 documents.
+    assert sufficient_limit(pool_alone) == max(math.ceil(needed / 3), math.ceil((needed - 60) / 2))
+
+
+def test_every_limit_names_what_set_it() -> None:
+    terms, _ = choose_terms(evaluation(), evaluation(), None, OFFLINE)
+    all_right, few = evaluation(answered(400, 400)), evaluation(answered(50, 50))
+    excluded = compare(all_right, all_right, terms)
+    assert str(verdict_of(excluded).headline).startswith(
+        "Not worse by the margin of suite offline: 400 items"
+    )
+    moved = [
+        evaluation(with_log_probabilities([-1.0 + change * (-1) ** n for n in range(400)]))
+        for change in (0.0, 0.002)
+    ]
+    sources = terms.sources | {"movement": "--movement"}
+    limited = terms.model_copy(update={"movement": 0.001, "sources": sources})
+    for found, told in (
+        (excluded, "a drop of 3% (suite offline) is excluded"),
+        (excluded, "| 0.03 (suite offline) |"),
+        (compare(few, few, terms), "cannot exclude a drop of 3% (suite offline);"),
+        (
+            compare(evaluation(answered(100, 400)), all_right, terms),
+            "higher by more than 3% (suite offline):",
+        ),
+        (compare(moved[0], moved[1], limited), "more than 0.001 (--movement), so it is a"),
+    ):
+        assert told in comparison_as_markdown(found).replace("\\", "")
 
 
 def test_an_underpowered_comparison_has_one_name_everywhere(tmp_path: Path) -> None:

@@ -123,10 +123,15 @@ class Level(Record):
     model_config = ConfigDict(extra="allow")
 
     verdict: Outcome | None
-    """Null if the level was not run."""
+    """Null if the level was not run, or ran but is not judged."""
     reason: str | None = None
     """The cause in words. Required of a level that was not compared or not run."""
     compared: int = 0
+
+    @property
+    def outcome_in_words(self) -> str:
+        """Return the verdict, or why there is none."""
+        return self.verdict.value if self.verdict else "not judged" if self.compared else "not run"
 
     @model_validator(mode="before")
     @classmethod

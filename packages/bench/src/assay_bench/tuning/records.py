@@ -240,10 +240,10 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
 def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
     recipe = validate_record(TuningRecipe, document, path)
     checks: dict[str, partial[Any]] = {"run": partial(parse_run, recipe.run)}
-    for number, one in enumerate(recipe.data):
-        checks[f"data.{number}.source"] = partial(_require_text, path.parent, one.source)
-    for number, model in enumerate(recipe.models):
-        checks[f"models.{number}"] = partial(_require_decoder, model)
+    for number, one in enumerate(recipe.data, 1):
+        checks[f"data, entry {number}: source"] = partial(_require_text, path.parent, one.source)
+    for number, model in enumerate(recipe.models, 1):
+        checks[f"models, entry {number}"] = partial(require_decoder, model)
     for key, check in checks.items():
         try:
             check()
@@ -258,7 +258,8 @@ def _require_text(folder: Path, source: str) -> None:
         raise UsageError(f"{folder / source} is not a file; built-in texts: {built_in}")
 
 
-def _require_decoder(model: str) -> None:
+def require_decoder(model: str) -> None:
+    """Raise UsageError for a model that cannot be resolved, or a recipe of an encoder."""
     micro = resolve_model(model).recipe
     if micro is not None and micro.masked:
         raise UsageError(f"{model} does not predict next tokens")

@@ -1,6 +1,8 @@
 """Recipes, texts, and files of tunings."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from assay.errors import UsageError
 from assay.files import seal
 from assay_bench.tuning.records import (
     LOSSES_FILE,
+    DataSource,
+    Permutation,
     TuningRecipe,
     checkpoint_folder,
     go_back_to_checkpoint,
@@ -39,6 +43,22 @@ def write(folder: Path, text: str) -> str:
     path = folder / "recipe.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def test_the_documented_recipe_marks_its_required_keys() -> None:
+    page = (Path(__file__).parents[5] / "docs/benchmark.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(models.*?)```", page, re.DOTALL)
+    recipe = tomllib.loads(text)
+    TuningRecipe.model_validate(recipe)
+    marked = set(re.findall(r"^(?:\[+)?([a-z_]+)[^#\n]*# required", text, re.MULTILINE))
+    kinds = (TuningRecipe, DataSource, Permutation)
+    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    assert marked == {name for name, field in fields.items() if field.is_required()}
+    shown = recipe | recipe["data"][0] | recipe["permutations"]["lora"]
+    defaults = {
+        n: field.get_default() for n, field in fields.items() if n not in (*marked, "features")
+    }
+    assert {name: shown[name] for name in defaults} == defaults
 
 
 def test_shipped_recipe_has_full_and_lora_permutations() -> None:
@@ -101,9 +121,13 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
             "the batch_size 4 is not divisible by the 3 ranks of permutation full",
         ),
         ('"cpu/float32"', '"cpu"', "run: "),
-        ('"micro:llama"', '"micro:lama"', "models.0: no recipe 'lama'"),
-        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert does not predict next tokens"),
-        ('"sums"', '"own.jsonl"', "data.0.source: "),
+        ('"micro:llama"', '"micro:lama"', "models, entry 1: no recipe 'lama'"),
+        (
+            '"micro:llama"',
+            '"micro:bert"',
+            "models, entry 1: micro:bert does not predict next tokens",
+        ),
+        ('"sums"', '"own.jsonl"', "data, entry 1: source: "),
         ("steps = 4", "steps = ", "Invalid value (at line 5, column 9)"),
     ],
 )

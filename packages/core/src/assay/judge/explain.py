@@ -300,7 +300,9 @@ def _list_reasons(verdict: Verdict, *outcomes: Outcome | None) -> list[str]:
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
     if skipped := _list_reasons(verdict, None):
-        details.append(f"not run: {'; '.join(skipped)}")
+        without = [level for level in verdict.levels.values() if level.verdict is None]
+        words = max(level.outcome_in_words for level in without)
+        details.append(f"{words}: {'; '.join(skipped)}")
     if verdict.noise_ratio is not None and verdict.limit:
         row = evidence.deciding
         place = (row.level if verdict.compared_unit else row.module or "(model)") if row else None

@@ -83,7 +83,7 @@ class LadderRung:
         level, row = self.level, self.worst
         return {
             "level": one_line(self.name),
-            "verdict": level.verdict.value if level.verdict else "not run",
+            "verdict": level.outcome_in_words,
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": ""
             if row is None or self.is_elsewhere
