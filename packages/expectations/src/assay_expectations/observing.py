@@ -41,6 +41,7 @@ from assay.models.config_files import (
     can_move_outputs,
     list_setting_changes,
     record_settings,
+    record_tokenizer,
     restore_settings,
 )
 from assay.models.load import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
@@ -85,6 +86,7 @@ from assay_expectations.records import (
     Weight,
     content_differences,
     has_same_inputs,
+    missing_tokenizer_files,
     read_expectation,
 )
 
@@ -279,6 +281,7 @@ def open_candidate(
     plan = _plan(loaded, settings, prompts)
     content = Content(
         tokenizer_hash=loaded.tokenizer_hash,
+        tokenizer=record_tokenizer(model),
         **_hashes_of(plan),
         settings=settings,
         weights={name: Weight.of(one) for name, one in sorted(loaded.stored_weights.items())},
@@ -565,7 +568,9 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     except UnreadableFileError as error:
         return Seen(file=file, missing=str(error), config=config)
     except UsageError as error:
-        return Seen(file=file, problem=str(error), config=config)
+        missing = missing_tokenizer_files(expected.tokenizer, record_tokenizer(model))
+        lost = f"missing tokenizer files: {name_some(missing)}; " if missing else ""
+        return Seen(file=file, problem=f"{lost}{error}", config=config)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
     stale = content_differences(expected, candidate.key.content, (expectation.prompts, here))
     unread, modules = _find_changed_weights(candidate, expected.weights)

@@ -32,7 +32,7 @@ from assay.files import (
 )
 from assay.judge.coverage import Usage
 from assay.judge.wording import format_count
-from assay.models.config_files import list_changes
+from assay.models.config_files import PADDING_SIDE, list_changes
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import NextStep, Number, Record
@@ -104,6 +104,8 @@ class Content(PublishedRecord):
     """The model and its inputs."""
 
     tokenizer_hash: str
+    tokenizer: dict[str, str] = Field(default_factory=dict)
+    """Hash of each part of the tokenizer's files. Older files have none."""
     prompts_hash: str
     """Of all inputs, padding included."""
     unpadded_hash: str = ""
@@ -134,7 +136,7 @@ def content_differences(
     """List the differences in content, one line per kind. prompts: of both sides."""
     found = weight_differences(expected.weights, actual.weights)
     if expected.tokenizer_hash != actual.tokenizer_hash:
-        found.append("different tokenizer")
+        found += _tokenizer_differences(expected.tokenizer, actual.tokenizer)
     settings = list_changes(expected.settings.model_dump(), actual.settings.model_dump())
     has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
     name = "unpadded_hash" if has_both else "prompts_hash"
@@ -144,6 +146,28 @@ def content_differences(
             whose = "the same prompts" if prompts[0] else "built-in prompts"
             found.append(different or f"{whose} with other token ids or padding")
     return found + settings
+
+
+def _tokenizer_differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """Name missing files and changed parts; [] if only the padding side differs, which moves no output."""
+    if not expected:
+        return ["different tokenizer"]
+    missing = missing_tokenizer_files(expected, actual)
+    changed = [
+        name
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name) and name.partition(":")[0] not in missing
+    ]
+    found = [f"missing tokenizer files: {name_some(missing)}"] if missing else []
+    if changed not in ([], [PADDING_SIDE]):
+        found.append(f"different tokenizer: {name_some(changed)}")
+    return found
+
+
+def missing_tokenizer_files(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """List the files of which `actual` has no part."""
+    then, now = ({name.partition(":")[0] for name in parts} for parts in (expected, actual))
+    return sorted(then - now)
 
 
 def _describe_prompts(expected: Prompts, actual: Prompts) -> str:
@@ -330,7 +354,10 @@ class Expectation(PublishedRecord):
         settings = {
             name: True for name in ("prompt_length", "chat") if not getattr(content.settings, name)
         }
-        inner = {"settings": settings} | ({} if content.unpadded_hash else {"unpadded_hash": True})
+        newer = {
+            name: True for name in ("unpadded_hash", "tokenizer") if not getattr(content, name)
+        }
+        inner = {"settings": settings} | newer
         if not self.signature.outputs:
             absent["signature"] = {"outputs": True}
         return absent | {"key": {"content": inner}}

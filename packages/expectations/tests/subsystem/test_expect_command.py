@@ -200,6 +200,25 @@ def test_a_fault_shows_beside_stale_content(tmp_path: Path, change: str) -> None
 
 
 @pytest.mark.long
+def test_change_of_the_tokenizer_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    write_tokenizer(model)
+    capture = ("capture", str(model), "--run", "cpu/float32", "--captures", "1")
+    assert assay(*capture, "--output", str(tmp_path / "e.json")).returncode == 0
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"padding_side": "left"}))
+    code, verdict = verify(tmp_path / "padding", str(tmp_path / "e.json"))
+    assert (code, verdict["notes"]) == (
+        0, ["e: changed since the capture: tokenizer_config.json: padding_side absent → left"],
+    )  # fmt: skip
+    (model / "tokenizer.json").unlink()
+    code, verdict = verify(tmp_path / "gone", str(tmp_path / "e.json"))
+    assert code == 1
+    assert verdict["levels"]["e"]["reason"].startswith("missing tokenizer files: tokenizer.json; ")
+
+
+@pytest.mark.long
 def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)

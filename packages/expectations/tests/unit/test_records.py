@@ -245,3 +245,27 @@ def test_unwritable_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_published_schema_matches_the_code() -> None:
     published = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert published == Expectation.model_json_schema(), "assay expect schema prints the new one"
+
+
+CONFIG, FILE = "tokenizer_config.json", "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("now", "differences"),
+    [
+        ({f"{FILE}: vocabulary": "v2", f"{CONFIG}: padding_side": "l"},
+         ["different tokenizer: tokenizer.json: vocabulary"]),
+        ({f"{FILE}: vocabulary": "v", f"{CONFIG}: padding_side": "r"}, []),
+        ({f"{CONFIG}: padding_side": "l"}, ["missing tokenizer files: tokenizer.json"]),
+        ({}, ["missing tokenizer files: tokenizer.json, tokenizer_config.json"]),
+    ],
+)  # fmt: skip
+def test_changed_part_of_a_tokenizer_is_named(now: dict[str, str], differences: list[str]) -> None:
+    parts = {f"{FILE}: vocabulary": "v", f"{CONFIG}: padding_side": "l"}
+    then = CONTENT.model_copy(update={"tokenizer": parts})
+    actual = CONTENT.model_copy(update={"tokenizer": now, "tokenizer_hash": "t2"})
+    assert content_differences(then, actual) == differences
+
+
+def test_file_without_parts_of_the_tokenizer_keeps_its_hash() -> None:
+    assert "tokenizer" not in expectation().to_json()["key"]["content"]

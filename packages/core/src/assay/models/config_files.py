@@ -201,16 +201,46 @@ def _hash_without_template(files: Mapping[str, Path]) -> str:
 
 def _content_of(file: Path) -> bytes:
     """Return a file's bytes; of JSON, those of its values, whatever their spacing, escapes and order of keys."""
-    content = file.read_bytes()
+    values = _values_of(file)
+    return file.read_bytes() if values is None else _encode(values)
+
+
+def _values_of(file: Path) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the values of a JSON file, without a chat template; None for another file."""
     if file.suffix != ".json":
-        return content
+        return None
+    content = file.read_bytes()
     try:
         values = json.loads(content)
     except ValueError:  # of a file that this tokenizer does not read
-        return content
-    if file.name == _TOKENIZER_CONFIG:
+        return None
+    if file.name == _TOKENIZER_CONFIG and isinstance(values, dict):
         values.pop(_TEMPLATE, None)
-    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    return values
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def record_tokenizer(model: str) -> dict[str, str]:
+    """Return the hash of each part of a model's tokenizer, as "tokenizer.json: normalizer"; {} without its files."""
+    found: dict[str, str] = {}
+    with weightless_folder(resolve_model(model), "refuse") as folder:
+        for name in _TOKENIZER_FILES:
+            file = folder / name
+            if not file.is_file() or name == _TEMPLATE_FILE:
+                continue
+            values = _values_of(file)
+            if isinstance(values, dict) and name in ("tokenizer.json", _TOKENIZER_CONFIG):
+                inner = values.pop("model", None)
+                if isinstance(inner, dict):
+                    values |= {"vocabulary": inner.pop("vocab", None), "model": inner}
+                parts = {f"{name}: {key}": _encode(value) for key, value in values.items()}
+            else:
+                parts = {name: _content_of(file)}
+            found |= {part: xxhash.xxh3_64_hexdigest(content) for part, content in parts.items()}
+    return found
 
 
 def _read_template(folder: Path) -> object:
@@ -265,14 +295,16 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 _OF_CONFIG = "config.json: "
 STORED_DTYPE = f"{_OF_CONFIG}dtype"
+# Batches are padded on the left, whatever a tokenizer says.
+PADDING_SIDE = f"{_TOKENIZER_CONFIG}: padding_side"
 _WITHOUT_EFFECT = (
     f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
-    "chat template: ",
+    "chat template: ", f"{PADDING_SIDE} ",
 )  # fmt: skip
 
 
 def record_settings(model: str, remote_code: RemoteCode = "refuse") -> dict[str, Any]:
-    """Return the values of config.json and generation_config.json, by file and key, and the chat template's hash.
+    """Return the values of config.json and generation_config.json, by file and key, and two facts on the tokenizer.
 
     A key is written "config.json: hidden_size".
     """
@@ -286,6 +318,9 @@ def record_settings(model: str, remote_code: RemoteCode = "refuse") -> dict[str,
                     found[STORED_DTYPE] = values.get("dtype", values.get("torch_dtype"))
         if (template := _read_template(folder)) is not None:
             found["chat template: hash"] = xxhash.xxh3_64_hexdigest(json.dumps(template).encode())
+        if (folder / _TOKENIZER_CONFIG).is_file():
+            side = read_json_object(folder / _TOKENIZER_CONFIG).get("padding_side")
+            found |= {} if side is None else {PADDING_SIDE: side}
     return found
 
 
