@@ -167,7 +167,7 @@ def test_random_weights_do_not_pass_a_task_of_text_alone(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
-        (["run", "--model", "micro:lama"], "no recipe 'lama'"),
+        (["run", "--model", "micro:lama"], "unknown recipe 'lama'"),
         (["run", "--model", "micro:bert"], "micro:bert does not predict next tokens"),
         (
             ["run", "--model-backend", "hf", "--model-args", "pretrained=./a"],

@@ -200,7 +200,7 @@ def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None
     [
         (["perf", "--suite", "prefil"], "unknown suite 'prefil'; did you mean prefill?"),
         (["perf", "--run", "cpu"], "'cpu' is not a run; write one as DEVICE/DTYPE"),
-        (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
+        (["perf", "--model", "micro:lama"], "unknown recipe 'lama'"),
         (
             ["ab", "absent", "absent"],
             "absent is not an environment: neither a folder with bin/python",

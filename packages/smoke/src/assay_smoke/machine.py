@@ -242,8 +242,8 @@ PATIENCE_SECONDS = 3.0
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only read
 
-# Caches of libraries for later runs.
-KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*")
+# Caches of libraries for later runs, and the folder for error files that torchrun 2.13 keeps.
+KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*", "torchelastic_*")
 
 Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"]
 

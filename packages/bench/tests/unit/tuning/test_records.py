@@ -121,7 +121,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
             "the batch_size 4 is not divisible by the 3 ranks of permutation full",
         ),
         ('"cpu/float32"', '"cpu"', "run: "),
-        ('"micro:llama"', '"micro:lama"', "models, entry 1: no recipe 'lama'"),
+        ('"micro:llama"', '"micro:lama"', "models, entry 1: unknown recipe 'lama'"),
         (
             '"micro:llama"',
             '"micro:bert"',

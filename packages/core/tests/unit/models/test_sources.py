@@ -32,8 +32,8 @@ def test_untrained_recipe_takes_a_seed() -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("micro:lama", "no recipe 'lama'; there are llama, mistral"),
-        ("micro:", "no recipe ''"),
+        ("micro:lama", "unknown recipe 'lama'; did you mean llama?"),
+        ("micro:", "unknown recipe ''; known: llama, mistral"),
         ("micro:llama?size=9", "unknown option 'size'"),
         ("micro:llama?trained", "trained=0|1"),
         ("micro:llama?trained=yes", "trained=0|1"),

@@ -321,6 +321,8 @@ def judge_leftovers(cycle: Cycle) -> LevelResult:
     for run in runs:
         if run.leftovers:
             things = "; ".join(map(str, run.leftovers))
+            if any(one.kind == "temporary file" for one in run.leftovers):
+                things += "; `leftovers_allowed` names files that may stay"
             return failed(len(runs), f"the {run.launch.name} run left behind {things}")
     return passed(len(runs)) if runs else not_run("the run was ended while it hung")
 

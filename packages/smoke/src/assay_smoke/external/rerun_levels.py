@@ -170,8 +170,9 @@ def _describe_ends(cycle: Cycle, run: RunEvidence, begin: Path) -> str:
         return ""
     apart = measure_apart(*ends)
     small = ", as little as by a rounding of the state" if apart < _ROUNDED else ""
+    size = f"{apart:.2g} of" if apart < 1 else f"{apart:,.0f} times"
     return (
-        f"; the last checkpoints differ by {apart:.2g} of the change since step"
+        f"; the last checkpoints differ by {size} the change since step"
         f" {run.launch.first_step}{small}"
     )
 
@@ -340,8 +341,8 @@ _FIRST = (
 _UNDIVIDED = "That is the quotient of the numbers of {parts}: their gradients are summed, and not divided by their number"
 _DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their gradients are divided by their number twice"
 _NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
-# A norm is this near to a quotient of numbers of parts.
-_NEAR = 0.02
+# A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
+_NEAR = 1e-3
 _LATER = (
     "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are split, or"
     " padding has labels, or token counts that are unequal only here are averaged"
@@ -408,8 +409,8 @@ class _Difference:
         diagnosis: Diagnosis | None = None
         if port == "grad_norm":
             what, factor = "norm of the gradient", other / (due or 1.0)
-            cause, diagnosis = self._explain_norm(factor)
-            cause = f"{factor:.3g} times as large there, although the loss agrees. {cause}"
+            cause, diagnosis = self._explain_norm(factor, dtype)
+            cause = f"{factor:.4g} times as large there, although the loss agrees. {cause}"
         elif step == 1:
             cause = _FIRST
         phase: Phase = (
@@ -425,13 +426,14 @@ class _Difference:
             diagnosis,
         )
 
-    def _explain_norm(self, factor: float) -> tuple[str, Diagnosis]:
+    def _explain_norm(self, factor: float, dtype: str) -> tuple[str, Diagnosis]:
         """Explain a norm that is `factor` times as large. Both runs may be the wrong one."""
+        near = max(_NEAR, 2 * FORMATS[dtype].unit_roundoff)
         for words, inverse in ((_UNDIVIDED, 1), (_DIVIDED_TWICE, -1)):
             parts = [
                 name
                 for name, quotient in self.quotients.items()
-                if quotient != 1 and abs(factor / quotient**inverse - 1) <= _NEAR
+                if quotient != 1 and abs(factor / quotient**inverse - 1) <= near
             ]
             if parts:
                 return words.format(parts=" or ".join(parts)), "loss-scale"

@@ -175,6 +175,7 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
         (4.0, "loss-scale", "numbers of micro-batches of a rank: their gradients are summed"),
         (0.25, "loss-scale", "numbers of micro-batches: their gradients are divided by their number twice"),
         (3.0, "missing-reduction", "Gradients of some rows are lost"),
+        (7.9, "missing-reduction", "3.95 times as large there, although the loss agrees. Gradients of some"),
     ],
 )  # fmt: skip
 def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import read_json_object
 from assay.models.transformers_calls import quiet_transformers, save_pretrained
 
@@ -137,7 +137,7 @@ RECIPES: Mapping[str, MicroRecipe] = {recipe.name: recipe for recipe in _ALL}
 def find_recipe(name: str) -> MicroRecipe:
     """Return the recipe called `name`. Raises: UsageError if it is unknown."""
     if name not in RECIPES:
-        raise UsageError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise UsageError(suggest("recipe", name, RECIPES))
     return RECIPES[name]
 
 
