@@ -260,7 +260,7 @@ class _Capture:
             watch.slots = slots
         usage = watch.to_json()
         if watch.unread:
-            usage["other_uses"] = find_other_uses(side, self.works[0], watch.unread)
+            usage["other_uses"] = find_other_uses(side, self.works[0], watch.unread, watch.called)
         self.writer.attach_json(USAGE, usage)
 
     def _generate(self, side: Side, watch: UsageWatch) -> None:

@@ -3,10 +3,12 @@
 import ast
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,8 +23,12 @@ from assay.judge.coverage import NO_CODE
 _LABELS = "labels"
 
 
-def find_other_uses(side: Side, work: Work, unread: Collection[str]) -> dict[str, str]:
+def find_other_uses(
+    side: Side, work: Work, unread: Collection[str], called: Collection[str]
+) -> dict[str, str]:
     """Map each parameter to its other use, of those that no run of the model read; others are left out.
+
+    called: modules that ran; what is inside another one may have any use.
 
     A wav2vec2 reads the vector of masked frames in training alone. The embeddings of a DINOv2 read that of masked
     patches if they get an argument that an image classifier does not name. The head for speakers of a UniSpeech-SAT
@@ -34,13 +40,16 @@ def find_other_uses(side: Side, work: Work, unread: Collection[str]) -> dict[str
     in_code = _read_in_code(model)
     uses: dict[str, str] = {}
     for name in unread:
-        for owner, child in _list_owners(model, name):
+        for path, child in _list_readers(model, name):
+            if path not in called:
+                continue
+            owner = model.get_submodule(path)
             arguments = {*_arguments_around(owner, child)}
             if owner is not owners[name]:
                 arguments &= {_LABELS}  # code around it may make others
             if arguments := arguments - (known.keys() - {_LABELS}):
                 uses[name] = f"with {max(arguments)}"
-            elif in_code is not None and child not in in_code:
+            elif in_code is not None and not _may_read(child, in_code):
                 uses[name] = NO_CODE
     watch = UsageWatch(NullHandler())
     with _training([*owners.values()]), watched(side, watch) as tracer:
@@ -64,20 +73,47 @@ def _training(modules: Collection[nn.Module]) -> Iterator[None]:
                 module.training = False
 
 
-def _list_owners(model: nn.Module, name: str) -> Iterator[tuple[nn.Module, str]]:
-    """Yield each module around a parameter, with the name by which its code may read the next part of the path."""
-    path = name.split(".")
-    for depth, child in enumerate(path):
-        if child.isidentifier():  # not a number in a list
-            yield model.get_submodule(".".join(path[:depth])), child
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def _list_readers(model: nn.Module, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each module around a parameter, and the name by which its code may read the next part.
+
+    A container, such as a dictionary of experts, has its parts by keys that no code names.
+    """
+    parts = name.split(".")
+    for depth, child in enumerate(parts):
+        path = ".".join(parts[:depth])
+        if child.isidentifier() and not isinstance(model.get_submodule(path), _CONTAINERS):
+            yield path, child
+
+
+def _may_read(child: str, names: Collection[str]) -> bool:
+    """Return True if code that has these names reads `child`, or may build it, as by f"layer{number}"."""
+    return (
+        child in names
+        or child.rstrip("0123456789") in names
+        or any(
+            (one.endswith("_") and child.startswith(one))
+            or (one.startswith("_") and child.endswith(one))
+            for one in names
+        )
+    )
 
 
 def _read_in_code(model: nn.Module) -> set[str] | None:
-    """Return the names that the files of all classes of a model read; None if the code of one is unknown."""
-    classes = {base for module in model.modules() for base in type(module).__mro__[:-1]}
+    """Return the names that the files of a model's classes, and of functions these import, read.
+
+    None if the code of one is unknown.
+    """
+    types = {type(module) for module in model.modules()}
+    classes = {base for one in types for base in one.__mro__[:-1]}
     try:
-        return set().union(*map(_read_names, {inspect.getfile(one) for one in classes}))
-    except (OSError, TypeError, SyntaxError, UnicodeError):
+        imported = chain.from_iterable(vars(sys.modules[one.__module__]).values() for one in types)
+        functions = {inspect.getfile(one) for one in imported if inspect.isfunction(one)}
+        files = functions | {inspect.getfile(one) for one in classes}
+        return set().union(*map(_read_names, files))
+    except (OSError, TypeError, KeyError, SyntaxError, UnicodeError):
         return None
 
 

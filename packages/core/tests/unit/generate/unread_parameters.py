@@ -20,3 +20,16 @@ class Embeddings(nn.Module):
         if masked is not None:
             hidden = torch.where(masked[..., None], self.mask, hidden)
         return hidden + self.noise if self.training else hidden
+
+
+class Experts(Embeddings):
+    """Builds or looks up the names of its parts."""
+
+    kind: str
+    experts: nn.ModuleDict
+
+    def forward(self, ids: Tensor, masked: Tensor | None = None) -> Tensor:
+        hidden = super().forward(ids, masked)
+        if ids.shape[1] > 1000:
+            hidden = getattr(self, f"scale_{self.kind}") * self.experts[self.kind](hidden)
+        return hidden
