@@ -6,6 +6,7 @@ and, with names of threads, 3.14 writes them.
 
 import pickle
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -368,3 +369,13 @@ def test_only_the_last_state_of_a_progress_bar_is_read(tmp_path: Path) -> None:
     log.write_bytes(b"begin\r\nbar 1%\rbar 50%\rbar 100%\nend")
 
     assert read_end(log) == ["begin", "bar 100%", "end"]
+
+
+def test_a_long_line_is_read_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 2**16)
+
+    begin = time.monotonic()
+
+    assert read_end(log) == ["x" * 2**16]
+    assert time.monotonic() - begin < 1  # 5 s, where a match begins at every character
