@@ -8,6 +8,7 @@ Shapes: B texts, T tokens, R rows, C values of a row.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,13 +22,12 @@ from assay.judge.levels import (
     describe_judged_level,
     failed,
     level_of,
-    not_compared,
     not_run,
 )
 from assay.kernel import FEWEST_IN_ROW
 from assay.metrics import RowErrors
 from assay.noise import at_least
-from assay.verdicts import Measurement, Ratio, TokenPosition
+from assay.verdicts import Measurement, Outcome, Ratio, TokenPosition
 
 # Half the logarithm of the ratio of two variances of n values each is normal with variance 1 / n (Fisher,
 # Statistical Methods for Research Workers, 41). 3.7 standard deviations leave one of 10,000 clean outputs.
@@ -156,15 +156,21 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
     measurements: list[Measurement] = []
     first_bad: TokenPosition | None = None
     texts: dict[str, Any] = {}
+    changed: list[str] = []
     num_rows = 0
     for name in names:
         expected, actual = evidence.expected(name), evidence.actual(name)
         of_noise = evidence.expected(NOISE_PREFIX + name)
         port = name.removeprefix("output-")
-        if wrong := _other_shape(of_noise, expected):
-            return not_compared(f"rounding changes the shape of {port}: {wrong[0]} and {wrong[1]}")
-        if wrong := _other_shape(actual, expected):
-            return failed(0, f"{port} of shape {wrong[0]}, the reference's has {wrong[1]}")
+        by_rounding = _find_other_sizes(of_noise, expected)
+        by_candidate = _find_other_sizes(actual, expected)
+        if wrong := by_candidate.keys() - by_rounding:
+            a, e = by_candidate[min(wrong)]
+            return failed(0, f"{port} of shape {a}, the reference's has {e}")
+        if by_rounding:
+            a, e = by_rounding[min(by_rounding)]
+            changed.append(f"rounding changes the shape of {port}: {a} and {e}")
+            continue
         rows = compare_output(section.batches, actual, expected)
         noise = compare_output(section.batches, of_noise, expected)
         ratios = [one.judged(limit_of(one.statistic)) for one in output_ratios(rows, noise, unit)]
@@ -177,15 +183,23 @@ def judge_outputs_level(evidence: GenerateEvidence) -> LevelResult | None:
     facts = {"limits_origin": evidence.limits.origin, "outputs": texts}
     num_failed = sum(one.failed for one in judged)
     level = level_of(num_rows, num_failed, describe_judged_level(judged) | facts)
-    return LevelResult(level, measurements, judged=judged, first_bad=first_bad)
+    if changed and not num_failed:
+        reason = {"verdict": Outcome.NOT_COMPARED, "reason": "; ".join(changed)}
+        level, changed = level.model_copy(update=reason), []
+    return LevelResult(level, measurements, changed, judged=judged, first_bad=first_bad)
 
 
-def _other_shape(
+def _find_other_sizes(
     actual: Sequence[Tensor], expected: Sequence[Tensor]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shapes of the first pair that differs; a model may choose its rows by their values."""
-    pairs = ((tuple(a.shape), tuple(e.shape)) for a, e in zip(actual, expected, strict=True))
-    return next((pair for pair in pairs if pair[0] != pair[1]), None)
+) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Map each dim whose size differs to the first such shapes; a model may choose its rows by their values."""
+    pairs = [(tuple(a.shape), tuple(e.shape)) for a, e in zip(actual, expected, strict=True)]
+    return {
+        dim: (a, e)
+        for a, e in reversed(pairs)
+        for dim, (size, other) in enumerate(zip_longest(a, e))
+        if size != other
+    }
 
 
 def _first_bad(evidence: GenerateEvidence, rows: RowErrors, worst: Ratio) -> TokenPosition | None:

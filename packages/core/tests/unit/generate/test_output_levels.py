@@ -152,6 +152,7 @@ def make_evidence() -> Callable[..., Any]:
         actual: list[Tensor],
         problems: dict[str, Level] | None = None,
         of_noise: list[Tensor] | None = None,
+        keypoints: list[Tensor] | None = None,
     ) -> Any:
         expected = of_tokens(0, WIDTH)
         stored = {
@@ -162,14 +163,23 @@ def make_evidence() -> Callable[..., Any]:
                 for value, noise in zip(expected, of_tokens(1, WIDTH), strict=True)
             ],
         }
+        if keypoints is not None:
+            found = [value[:, :2] for value in keypoints]
+            stored = {"output-keypoints": found, "noise-output-keypoints": keypoints} | stored
+        actual_of: dict[str, Any] = {
+            "output-last_hidden_state": actual,
+            "output-keypoints": keypoints,
+        }
         section: Any = SimpleNamespace(
             dtype="bfloat16",
             batches=BATCHES,
-            outputs=("output-last_hidden_state",),
+            outputs=tuple(name for name in stored if name.startswith("output-")),
             tensors=lambda name: stored[name],
         )
         trace: Any = SimpleNamespace(
-            attachment=lambda name: {"values": actual[int(name.rpartition(".")[2])]}
+            attachment=lambda name: {
+                "values": actual_of[name.rpartition(".")[0]][int(name.rpartition(".")[2])]
+            }
         )
         report: Any = SimpleNamespace(problems=problems or {})
         return GenerateEvidence(CHECK, section, trace, report)
@@ -230,6 +240,37 @@ def test_rows_that_rounding_chooses_are_not_compared(
         Outcome.NOT_COMPARED,
         "rounding changes the shape of last_hidden_state: (2, 2, 32) and (2, 3, 32)",
     )
+
+
+def test_another_width_fails_although_rounding_chooses_the_rows(
+    make_evidence: Callable[..., Any],
+) -> None:
+    of_noise = [value[:, :-1] for value in healthy()]
+
+    result = judge_outputs_level(
+        make_evidence([value[:, :-1, :-1] for value in healthy()], of_noise=of_noise)
+    )
+
+    assert result is not None
+    assert (result.level.verdict, result.level.reason) == (
+        Outcome.FAIL,
+        "last_hidden_state of shape (2, 2, 31), the reference's has (2, 3, 32)",
+    )
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [(0.3, Outcome.FAIL), (0, Outcome.NOT_COMPARED)])
+def test_other_outputs_are_judged_beside_one_whose_rows_rounding_chooses(
+    make_evidence: Callable[..., Any], wrong: float, outcome: Outcome
+) -> None:
+    actual = healthy()
+    actual[1][0, 3] += wrong * random((WIDTH,), 5)
+
+    result = judge_outputs_level(make_evidence(actual, keypoints=healthy()))
+
+    assert result is not None
+    assert (result.level.verdict, result.level.compared) == (outcome, 10)
+    (reason,) = result.notes or [str(result.level.reason)]
+    assert reason.startswith("rounding changes the shape of keypoints: (2, 3, 32) and")
 
 
 def test_model_that_raised_has_no_compared_outputs(make_evidence: Callable[..., Any]) -> None:
