@@ -124,8 +124,9 @@ def make_repository(folder: Path, entries: str) -> Path:
 
 
 def test_a_job_writes_its_summary_and_fails_with_its_command(tmp_path: Path) -> None:
-    entries = '[[load]]\nmodel = "micro:llama"\n[[expectations]]\nfolder = "absent"\n'
+    entries = '[[load]]\nmodel = "micro:llama"\n[[expectations]]\nfolder = "empty"\n'
     repository = make_repository(tmp_path / "repository", entries)
+    (repository / "empty").mkdir()
     planned = json.loads(assay(repository, "ci", "plan", "assay:box", "--json"))
     assert [job["target"] for job in planned["jobs"]] == ["box"]
     job = run_action(repository, machine="box", tier="check")
@@ -133,7 +134,7 @@ def test_a_job_writes_its_summary_and_fails_with_its_command(tmp_path: Path) -> 
     assert job.summary.startswith("# box: PASS\n")
     job = run_action(repository, machine="box", tier="expectations", output="runs/$(touch planted)")
     assert (job.code, job.results) == (2, {"expectations: expectations": "error"})
-    assert "assay expect verify absent --run cpu/bfloat16" in job.summary
+    assert "assay expect verify empty --run cpu/bfloat16" in job.summary
     assert not (repository / "planted").exists()
 
 
