@@ -167,6 +167,8 @@ class Call:
     rows: RowMap | None = None
     constants: Mapping[str, object] = field(default_factory=dict)
     """Arguments other than tensors, by port, as JSON values."""
+    placements: Mapping[str, str] = field(default_factory=dict)
+    """By port, the placement of a tensor over ranks; a tensor without one is whole."""
 
     @property
     def group_totals(self) -> set[int]:
@@ -177,6 +179,3 @@ class Call:
             if number.isdigit() and type(value) is int:
                 totals[name] += value
         return {*totals.values()}
-
-    placements: Mapping[str, str] = field(default_factory=dict)
-    """By port, the placement of a tensor over ranks; a tensor without one is whole."""

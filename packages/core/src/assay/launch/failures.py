@@ -87,7 +87,7 @@ def read_end(log: Path) -> list[str]:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-            # A progress bar returns to the begin of its line.
+            # A progress bar returns to the beginning of its line.
             return re.sub(r"^[^\n]*\r(?=[^\r\n])", "", text, flags=re.MULTILINE).splitlines()
     except OSError:
         return []

@@ -307,9 +307,10 @@ class Replayer:
 
         Attention of padding differs between implementations, so its rows may be in another group.
         """
-        totals = call.group_totals
-        if not totals or call.rows is None or not call.rows.has_padding:
+        if not call.group_totals or call.rows is None or not call.rows.has_padding:
             return False
+        num_tokens = call.rows.num_rows * call.rows.length
+        totals = {total for total in call.group_totals if not total % num_tokens}
         return any(self.trace.stored(call, port).shape[0] in totals for port in call.ports)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
