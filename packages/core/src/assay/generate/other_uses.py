@@ -104,8 +104,10 @@ def _may_read(child: str, names: Collection[str]) -> bool:
 def _read_in_code(model: nn.Module) -> set[str] | None:
     """Return the names that the files of a model's classes, and of functions these import, read.
 
-    None if the code of one is unknown.
+    None if the code of one is unknown, or comes with the model: other code may use what it stores, as a value head.
     """
+    if type(model).__module__.startswith("transformers_modules."):
+        return None
     types = {type(module) for module in model.modules()}
     classes = {base for one in types for base in one.__mro__[:-1]}
     try:
