@@ -219,7 +219,7 @@ def _mean(values: list[float]) -> float | None:
 
 # Chance that a guess passes.
 SIGNIFICANCE = 0.01
-# A model fails if this advantage over a guess is excluded, and is told from a guess with this power.
+# A model fails if the test excludes this advantage over a guess. With it, a model passes with this power.
 _ADVANTAGE, _POWER = 0.2, 0.8
 # Log probability of a byte by a guess that knows nothing.
 _UNIFORM = -math.log(256)

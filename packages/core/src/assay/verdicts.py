@@ -96,7 +96,7 @@ class TokenPosition(Record):
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What goes on after a verdict: the purpose, and the command for it; "" for one without."""
+    """Purpose and command of a step after a verdict; "" for one that it lacks."""
 
     purpose: str = ""
     command: str = ""
@@ -130,7 +130,7 @@ class Level(Record):
 
     @property
     def outcome_in_words(self) -> str:
-        """Return the verdict, or why there is none."""
+        """Return the verdict; without one, if the level ran."""
         return self.verdict.value if self.verdict else "not judged" if self.compared else "not run"
 
     @model_validator(mode="before")
@@ -244,7 +244,7 @@ class Verdict(Record):
     headline: str | None = None
     """The first sentence, if the default text about tensors of two runs does not fit."""
     next_steps: list[NextStep] = Field(default_factory=list)
-    """What goes on, if `assay explain DIAGNOSIS` does not."""
+    """Steps to take instead of `assay explain DIAGNOSIS`."""
     files: dict[str, str] = Field(default_factory=dict)
     """Digests of the files of the run that belong to the verdict, by name."""
     coverage: Coverage | None = None

@@ -1,9 +1,9 @@
 """Why a run is over a limit of its expectation: the model's files, its code, a library's rounding, or the run itself.
 
-Changed files or code show in a run within the limits too. The yardstick of this environment follows the recorded tokens. Where it gives other values than at the capture, the
-model's files or its code changed: its code, if values changed that no changed weight can reach. Where it gives the
-same, and the run agrees with the host in the same dtype, another rounding explains a small error if a version
-changed. Imports no torch.
+The yardstick of this environment follows the recorded tokens. If its values differ from those of the capture, the
+model's files or its code changed, even if the run is within the limits. The code changed if a value differs that no
+changed weight can reach. If the yardstick is the same, and the run agrees with the host in the same dtype, another
+rounding explains a small error, provided that a version changed. Imports no torch.
 """
 
 import math

@@ -600,7 +600,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
 def _request_reference(
     candidate: Candidate, expectation: Expectation, observed: Observed
 ) -> dict[str, Any]:
-    """Return the fields of `Seen` that request a reference, or the one that says why there is none."""
+    """Return the fields of `Seen` that request a reference; for a model too large for one, `exact_left_out`."""
     if not is_within_limits(judge_by(expectation, observed.distributions)):
         tokens, _ = _tokens_of(expectation.signature)
         calls = sketch_layers(candidate.side, candidate.plan.batches, tokens)

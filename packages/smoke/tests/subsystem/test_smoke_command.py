@@ -61,7 +61,7 @@ def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
         (
             "command:ci/train.toml",
             'lauch = "train.py"\n',
-            "ci/train.toml: there is no key `lauch`; did you mean `launch`?",
+            "ci/train.toml: unknown key 'lauch'; did you mean launch?",
         ),
         (
             "command:ci/train.toml",
@@ -69,7 +69,7 @@ def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
                 'launch = "python train.py"\nresume = "--from {resume_from}"\n'
                 "losses.pattern = '(?P<loss>.)'\ncheckpoints.folder = '{output}/{step}'\n"
             ),
-            "ci/train.toml: launch: there is no file ",
+            "ci/train.toml: launch: {}/ci/train.py does not exist",
         ),
         ("ci/train.toml", "", "ci/train.toml is not a case; for a library's file write command:"),
     ],
@@ -84,7 +84,7 @@ def test_a_plan_of_ci_finds_what_the_job_refuses(
     )
     done = run_command("ci", "plan", "--root", str(tmp_path))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"assay: assay.toml: smoke: {message}")
+    assert done.stderr.startswith(f"assay: assay.toml: smoke: {message.format(tmp_path)}")
 
 
 def test_a_case_of_one_process_passes(tmp_path: Path) -> None:

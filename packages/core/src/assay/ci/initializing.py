@@ -49,13 +49,13 @@ def read_machine(option: str) -> NewMachine:
     runs_on = labels.split(",") if at else []
     problem = ""
     if not equals:
-        problem = "there is no `=`"
+        problem = "`=` is missing"
     elif not re.fullmatch(NAME, name):
         problem = f"the name {name!r} must consist of small letters, digits and dashes"
     elif any(not label or re.search(r"\s", label) for label in runs_on):
         problem = f"a label in {labels!r} is empty or has a space"
     elif "/" not in run:
-        problem = f"{run!r} has no dtype" if at else "there is no RUN, such as cpu/bfloat16"
+        problem = f"{run!r} lacks a dtype" if at else "RUN is missing, such as cpu/bfloat16"
     if problem:
         raise UsageError(f"--machine {option}: {problem}; write {MACHINE_FORM}")
     try:

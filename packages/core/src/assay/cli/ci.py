@@ -262,9 +262,12 @@ def run(
     words = {
         word for step in steps if "--candidate-python" not in step.words for word in step.words
     }
-    judged_here = [Run(run.device, dtype) for dtype in RUN_DTYPES]
-    judged_here = [one for one in judged_here if str(one) in words]
-    for one in judged_here or [run] * (run.device in words):
+    judged_here = [
+        one for one in (Run(run.device, dtype) for dtype in RUN_DTYPES) if str(one) in words
+    ]
+    if not judged_here and run.device in words:
+        judged_here = [run]
+    for one in judged_here:
         require_run(one)  # once, not in every command
     folder = RunFolder.create("ci run", output.resolve() if output else None).path.resolve()
     title = f"{machine}, rehearsed on {judged}" if judged else machine

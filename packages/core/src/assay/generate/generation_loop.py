@@ -159,10 +159,10 @@ def _reads_padding(loaded: LoadedModel, token: int) -> bool:
         generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, 1)).logits[-1, 0]
         for rows in ((short,), (long, short))
     )
-    # Attention of padding may be NaN, which a recurrence passes on.
     rounding = 8 * torch.finfo(next(loaded.model.parameters()).dtype).eps
-    share = max(_READ_PADDING, rounding)
-    return not bool((padded_V - alone_V).norm() <= share * alone_V.norm())
+    allowed = max(_READ_PADDING, rounding) * alone_V.norm()
+    # Attention of padding may be NaN, which a recurrence passes on.
+    return not bool((padded_V - alone_V).norm() <= allowed)
 
 
 def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:

@@ -47,8 +47,8 @@ def find_other_uses(
             arguments = {*_arguments_around(owner, child)}
             if owner is not owners[name]:
                 arguments &= {_LABELS}  # code around it may make others
-            if arguments := arguments - (known.keys() - {_LABELS}):
-                uses[name] = f"with {max(arguments)}"
+            if needed := sorted(arguments - (known.keys() - {_LABELS})):
+                uses[name] = f"with {' and '.join(needed)}"
             elif in_code is not None and not _may_read(child, in_code):
                 uses[name] = NO_CODE
     watch = UsageWatch(NullHandler())
@@ -145,10 +145,26 @@ def _arguments_around(owner: nn.Module, parameter: str) -> Iterator[str]:
     arguments = inspect.signature(owner.forward).parameters.values()
     optional = {one.name for one in arguments if one.default is None}
     for branch in ast.walk(tree):
-        if isinstance(branch, ast.If) and any(
-            isinstance(node, ast.Attribute) and node.attr == parameter
-            for line in branch.body
-            for node in ast.walk(line)
+        if isinstance(branch, ast.If):
+            for lines, is_given in ((branch.body, True), (branch.orelse, False)):
+                nodes = (node for line in lines for node in ast.walk(line))
+                if any(isinstance(one, ast.Attribute) and one.attr == parameter for one in nodes):
+                    yield from optional.intersection(_names_needed(branch.test, is_given))
+
+
+def _names_needed(test: ast.expr, outcome: bool) -> Iterator[str]:  # noqa: FBT001 - of the test
+    """Yield the names that have to hold a value for a condition to have this outcome."""
+    match test:
+        case ast.Name(id=name) if outcome:
+            yield name
+        case ast.Compare(
+            left=ast.Name(id=name),
+            ops=[ast.IsNot() | ast.Is() as how],
+            comparators=[ast.Constant(None)],
         ):
-            names = {node.id for node in ast.walk(branch.test) if isinstance(node, ast.Name)}
-            yield from sorted(names & optional)
+            if isinstance(how, ast.IsNot) == outcome:
+                yield name
+        case ast.BoolOp(op=ast.And() | ast.Or() as how, values=parts):
+            if isinstance(how, ast.And) == outcome:
+                for part in parts:
+                    yield from _names_needed(part, outcome)

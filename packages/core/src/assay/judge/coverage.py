@@ -148,13 +148,11 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
         unused |= set(_unread(candidate, only_here - missing))
     missing = {name for name in missing if not set(_around(name)) & set(unrouted)}
     known = {*missing, *reference.experts}
-    uses = reference.other_uses
-    missing -= {name for name in missing if {*reference.parameters.get(name, "?")} <= uses.keys()}
-    others = {
-        name: use
-        for name, use in uses.items()
-        if name in unused or name.rpartition(".")[0] in owners - run
-    }
+    uses, of_modules = reference.other_uses, reference.parameters
+    excused = {name for name in missing & of_modules.keys() if {*of_modules[name]} <= uses.keys()}
+    missing -= excused
+    in_excused = {name for module in excused for name in of_modules[module]}
+    others = {name: use for name, use in uses.items() if name in unused | in_excused}
     unused -= others.keys()
     unused |= {name for name in parts.untouched if not known & set(_around(name))}
     coverage = Coverage(

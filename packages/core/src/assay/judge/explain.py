@@ -288,21 +288,26 @@ def _headline_of_gaps(coverage: Coverage | None) -> str:
     return f"Part of the model was not compared: {'; '.join(list_gaps(coverage))}."
 
 
-def _list_reasons(verdict: Verdict, *outcomes: Outcome | None) -> list[str]:
-    """Return the reasons of all levels with one of these outcomes, each after the levels that share it."""
+def _list_reasons(verdict: Verdict, *outcomes: Outcome | str | None) -> list[str]:
+    """Return the reasons of all levels with one of these outcomes, each after the levels that share it.
+
+    outcomes: "not judged" and "not run" are kinds of None.
+    """
     named: dict[str, list[str]] = {}
     for name, level in verdict.levels.items():
-        if level.verdict in outcomes and level.reason:
+        kinds = level.verdict, level.outcome_in_words
+        if level.reason and not {*kinds}.isdisjoint(outcomes):
             named.setdefault(level.reason, []).append(name)
     return [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
 
 
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
-    if skipped := _list_reasons(verdict, None):
-        without = [level for level in verdict.levels.values() if level.verdict is None]
-        words = max(level.outcome_in_words for level in without)
-        details.append(f"{words}: {'; '.join(skipped)}")
+    details += [
+        f"{words}: {'; '.join(skipped)}"
+        for words in ("not judged", "not run")
+        if (skipped := _list_reasons(verdict, words))
+    ]
     if verdict.noise_ratio is not None and verdict.limit:
         row = evidence.deciding
         place = (row.level if verdict.compared_unit else row.module or "(model)") if row else None

@@ -175,14 +175,14 @@ def test_an_existing_file_is_never_replaced(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("box", r"--machine box: there is no `=`; write NAME=LABEL\[,LABEL\]@RUN"),
+        ("box", r"--machine box: `=` is missing; write NAME=LABEL\[,LABEL\]@RUN"),
         ("Box=a@cpu/float32", "the name 'Box' must consist of small letters, digits and dashes"),
         ("my box=a@cpu/float32", "the name 'my box' must consist of"),
         ("box=a b@cpu/float32", "a label in 'a b' is empty or has a space"),
         ("box=a,@cpu/float32", "a label in 'a,' is empty or has a space"),
         ("box=@cpu/float32", "a label in '' is empty or has a space"),
-        ("box=a", "--machine box=a: there is no RUN, such as cpu/bfloat16; write"),
-        ("box=a@cpu", "'cpu' has no dtype; write"),
+        ("box=a", "--machine box=a: RUN is missing, such as cpu/bfloat16; write"),
+        ("box=a@cpu", "'cpu' lacks a dtype; write"),
         ("box=a@cpu/float 32", "--machine box=a@cpu/float 32: unknown dtype 'float 32'"),
         ("box=a@cpu/int4", "int4"),
     ],

@@ -15,7 +15,9 @@ from packages.core.tests.unit.generate import unread_parameters
 from packages.core.tests.unit.generate.unread_parameters import Embeddings, Experts
 
 CALLED = {"", "model", "model.embed_tokens", "model.embed_tokens.experts"}
-NAMES = [f"model.embed_tokens.{name}" for name in ("mask", "noise", "far", "spare")]
+NAMES = [
+    f"model.embed_tokens.{name}" for name in ("mask", "scale", "noise", "far", "bare", "spare")
+]
 
 
 @pytest.fixture
@@ -34,7 +36,13 @@ def test_uses_in_training_and_for_an_argument_are_told(loaded: LoadedModel, batc
 
     uses = find_other_uses(side, work, NAMES, CALLED)
 
-    assert uses == {NAMES[0]: "with masked", NAMES[1]: "in training", NAMES[3]: "by no code"}
+    mask, scale, noise, _, _, spare = NAMES
+    assert uses == {
+        mask: "with masked",
+        scale: "with factor",
+        noise: "in training",
+        spare: "by no code",
+    }
     assert not loaded.model.get_submodule("model.embed_tokens").training
     assert torch.equal(torch.get_rng_state(), state)
 

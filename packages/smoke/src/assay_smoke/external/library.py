@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
 
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import UnreadableFileError, describe_problem, read_toml
 from assay.foreign_text import one_line, shorten
 from assay.models.sources import resolve_model
@@ -291,7 +291,10 @@ def require_files(library: ExternalLibrary, toml: Path) -> None:
         for word in words:
             script = toml.resolve().parent / word
             if _SCRIPT.fullmatch(word) and not script.is_file():
-                raise UnreadableFileError(f"{toml}: {key}: there is no file {script}")
+                others = [one.name for one in script.parent.glob(f"*{script.suffix}")]
+                near = get_close_matches(script.name, others, n=1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise UnreadableFileError(f"{toml}: {key}: {script} does not exist{meant}")
     try:
         resolve_model(library.model)
     except UsageError as error:
@@ -324,13 +327,8 @@ def _describe(error: ValidationError) -> str:
     key = shorten(".".join(place))
     table, expected = _find_field(place)
     if first["type"] == "extra_forbidden":
-        nearest = get_close_matches(place[-1], table.model_fields, n=1)
-        known = (
-            f"did you mean `{nearest[0]}`?"
-            if nearest
-            else f"there are: {', '.join(table.model_fields)}"
-        )
-        return f"there is no key `{key}`; {known}"
+        around = "".join(f"{part}." for part in place[:-1])
+        return suggest("key", key, [f"{around}{name}" for name in table.model_fields])
     if first["type"] == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
     problem = describe_problem(first["msg"])

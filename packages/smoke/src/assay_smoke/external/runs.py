@@ -289,7 +289,6 @@ class Cycle:
         self._files = _listing(self.launch.model)
         first = self.run("uninterrupted")
         first.require_modules()
-        first.require_script()
         if not first.ended_well:
             return
         self._require_losses(first)

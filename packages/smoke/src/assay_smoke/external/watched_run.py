@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -233,7 +232,6 @@ _MISSING_MODULE = re.compile(
 )
 
 
-_MISSING_SCRIPT = re.compile(r"can't open file '([^']+)'")
 # What torchrun writes after a rank has ended, in front of its own traceback.
 _END_OF_RANKS = re.compile(
     r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|exitcode)"
@@ -351,15 +349,6 @@ class RunEvidence:
             raise MachineError(
                 f"the launch line needs the Python package {name!r}, which is absent: {hint}"
             )
-
-    def require_script(self) -> None:
-        """Check that Python found the script of the launch line. Raises: UsageError."""
-        missing = _MISSING_SCRIPT.search("\n".join(self._log_lines))
-        if self.exit_code and not self.losses and missing:
-            path = Path(missing[1])
-            near = get_close_matches(path.name, [one.name for one in path.parent.glob("*.py")], n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"the launch line runs {path}, which is no file{meant}")
 
     def write_timeline(self, folder: Path) -> None:
         """Write the phases to timelines/WORLD/rank-0.jsonl, for the page of a session.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from assay.errors import UsageError
 from assay_smoke.external.library import Losses
 from assay_smoke.external.watched_run import LoggedLoss, LossesError, LossReader, RunEvidence
 
@@ -167,11 +166,3 @@ def test_a_bad_end_quotes_the_error_of_the_rank_that_ended_first(
     text: str, words: str, tmp_path: Path
 ) -> None:
     assert f"; {words}" in str(ended(tmp_path, text, 1).describe_bad_end())
-
-
-def test_a_script_that_is_absent_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    run = ended(tmp_path, f"python: can't open file '{tmp_path}/trian.py': [Errno 2]", 2)
-
-    with pytest.raises(UsageError, match=r"trian\.py, which is no file; did you mean train\.py\?"):
-        run.require_script()
