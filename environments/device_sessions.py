@@ -1,7 +1,6 @@
 """Commands of sessions that run on the best device of this machine, which `assay devices --best` names."""
 
 import os
-from pathlib import Path
 
 import nox
 
@@ -34,14 +33,6 @@ def run_bench(session: nox.Session) -> None:
             run_on_best_device(session, "assay.cli", "bench")
         case _:
             torch_environment(session).run(session, "assay.cli", "bench", *session.posargs)
-
-
-def list_smoke_libraries(session: nox.Session) -> list[str]:
-    """Return the options for the libraries of `examples` with a command line, unless the session has cases."""
-    if session.posargs[:1] not in ([], ["-k"]):
-        return []
-    files = sorted(Path().glob("examples/*/smoke*.toml"))
-    return [word for file in files for word in ("--with", f"command:{file}")]
 
 
 def _names_device(session: nox.Session) -> bool:

@@ -126,14 +126,3 @@ def test_what_the_caller_gives_goes_before_what_is_found(
         assert "card/bfloat16" not in command
         start = command.index(posargs[0])
         assert command[start : start + len(posargs)] == posargs
-
-
-@pytest.mark.parametrize(
-    ("posargs", "has_libraries"),
-    [([], True), (["-k", "fsdp"], True), (["--coverage", "one"], False), (["fsdp-2"], False)],
-)
-def test_libraries_of_the_examples_run_unless_cases_are_chosen(
-    noxfile: Any, monkeypatch: pytest.MonkeyPatch, posargs: list[str], has_libraries: bool
-) -> None:
-    (command,) = run_session(noxfile, monkeypatch, "smoke", *posargs).commands
-    assert ("command:examples/plain_training/smoke.toml" in command) is has_libraries

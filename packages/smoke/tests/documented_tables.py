@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
+from assay_smoke.matrix.planning import SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import AXES, RULES, Coverage, Rule, rules_of_vendor, vendor_names
 
 
@@ -52,7 +52,7 @@ def _count_combinations() -> tuple[int, int]:
 
 @cache
 def _plan(coverage: Coverage) -> SmokePlan:
-    return plan_smoke(PlanOptions(cards=_MOST_CARDS, coverage=coverage))
+    return plan_smoke(cards=_MOST_CARDS, coverage=coverage)
 
 
 def _numbers() -> str:

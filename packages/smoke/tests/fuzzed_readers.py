@@ -1,53 +1,14 @@
-"""Readers of this package for the fuzz: plans, durations, library files, losses, timelines."""
+"""Readers of this package for the fuzz: library files, losses, timelines."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.devices.registry import open_device
-from assay.verdicts import Outcome
 from assay_smoke.cases.timeline import Timeline, read_timeline, where_it_stopped
 from assay_smoke.external.library import Losses, read_library
 from assay_smoke.external.watched_run import LossReader
-from assay_smoke.matrix.planning import (
-    Durations,
-    PlanOptions,
-    RecordedRun,
-    plan_smoke,
-    read_history,
-    record_runs,
-)
-from assay_smoke.matrix.rules import case_of
-from assay_smoke.session.command import SessionOptions
-from assay_smoke.session.command import _choose as choose_items
-from packages.core.tests.fuzz.reader import NotedError, Reader
+from packages.core.tests.fuzz.reader import Reader
 from packages.smoke.tests.unit.external.test_library import WHOLE
-
-_CASE = case_of("ddp-2")
-
-
-def _write_plan(folder: Path) -> None:
-    plan = plan_smoke(PlanOptions(vendor="cpu", cards=2, coverage="one", history=folder / "none"))
-    (folder / "plan.json").write_text(plan.model_dump_json(by_alias=True))
-
-
-def _choose_items(folder: Path) -> object:
-    options = SessionOptions((), plan=folder / "plan.json")
-    return choose_items(options, folder / "references")
-
-
-def _write_durations(folder: Path) -> None:
-    run = RecordedRun(seconds=3.0, outcome=Outcome.PASS, time=datetime(2030, 1, 2, tzinfo=UTC))
-    record_runs(folder / "history.json", "cpu-test-2", [(_CASE, run)])
-
-
-def _expect_seconds(folder: Path) -> object:
-    history = read_history(folder / "history.json")
-    durations = Durations.of(history, "cpu-test-2")
-    seconds = (durations.expected_seconds(_CASE), durations.num_failures(_CASE))
-    if history.problem:
-        raise NotedError(history.problem)
-    return seconds
 
 
 def _write_library(folder: Path) -> None:
@@ -90,8 +51,6 @@ def _read_timeline(folder: Path) -> object:
 
 
 READERS = (
-    Reader("smoke-plan", _write_plan, _choose_items),
-    Reader("durations", _write_durations, _expect_seconds),
     Reader("library", _write_library, _read_library),
     Reader("losses", _write_losses, _read_losses),
     Reader("timeline", _write_timeline, _read_timeline),

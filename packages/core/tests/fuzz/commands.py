@@ -89,7 +89,6 @@ COMMANDS = (
     Command("suite", f"bench run --suite {{}}/suite.toml --run {_ABSENT_DEVICE} --output {{}}/out"),
     Command("suite", "bench run --task {}/sums.yaml --model micro:llama?trained=0 --limit 1 --output {}/out"),
     Command("recipe", f"bench tune {{}}/recipe.toml --run {_ABSENT_DEVICE} --output {{}}/out"),
-    Command("smoke-plan", "smoke run --plan {}/plan.json -k no-such-case --output {}/out"),
     Command("library", "smoke run command:{}/library.toml -k no-such-case --output {}/out"),
     Command("event", f"runners plan {{}}/event.json --explain --root {_ROOT}"),
     Command("event", f"runners plan {{}}/event.json --root {_ROOT}", output="/dev/full"),

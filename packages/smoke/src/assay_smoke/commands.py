@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -119,7 +120,7 @@ def data(  # noqa: PLR0913 - one for each option
 
 
 @with_options
-def plan(  # noqa: PLR0913 - one for each option
+def plan(
     *,
     vendor: Annotated[
         str, Option("Vendor of the cards; a wrong name lists them.", "NAME", group="Cases")
@@ -131,53 +132,27 @@ def plan(  # noqa: PLR0913 - one for each option
             "Each framework once; every possible pair of values; every case.", "one|pairwise|full"
         ),
     ] = "pairwise",
-    budget: Annotated[
-        str | None, Option("Take the most valuable cases in this time.", "30m")
-    ] = None,
     expression: Annotated[
         str | None,
         typer.Option("-k", metavar="EXPR", help="Take only ids that match, like `pytest -k`."),
-    ] = None,
-    history: Annotated[
-        Path | None,
-        Option("Recorded runs. Default: in the user's cache.", "FILE", group="Estimates"),
-    ] = None,
-    machine: Annotated[
-        str | None, Option("Machine whose recorded runs count. Default: this kind.", "KIND")
     ] = None,
     refused: Annotated[
         bool, Option("Also show refused combinations and reasons.", group="Output")
     ] = False,
     as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show the cases that `assay smoke run` would run, why, how long, and what it leaves out.
+    """Show the cases that `assay smoke run` would run, and the pairs of values that each one adds.
 
     Runs nothing and needs no device.
 
-    Example: assay smoke plan --vendor amd --cards 4 --budget 30m
+    Example: assay smoke plan --vendor amd --cards 4
 
     Exit code: 0; 2 for wrong options.
     """
-    from assay_smoke.matrix.planning import (
-        PlanOptions,
-        parse_budget,
-        plan_smoke,
-        print_plan,
-        print_refused,
-    )
+    from assay_smoke.matrix.planning import plan_smoke, print_plan, print_refused
     from assay_smoke.matrix.rules import require_vendor
 
-    planned = plan_smoke(
-        PlanOptions(
-            vendor=require_vendor(vendor),
-            cards=cards,
-            coverage=coverage,
-            budget_seconds=None if budget is None else parse_budget(budget),
-            expression=expression,
-            history=history,
-            machine=machine,
-        )
-    )
+    planned = plan_smoke(require_vendor(vendor), cards, coverage, expression)
     if as_json:
         print_text(planned.model_dump_json(by_alias=True, indent=1))
         return
@@ -222,20 +197,15 @@ def run(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     *,
-    plan: Annotated[
-        Path | None,
-        Option("Run the plan that `assay smoke plan --json` wrote.", "FILE", group="Cases"),
-    ] = None,
     coverage: Annotated[
-        _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.")
+        _Coverage,
+        Option("Coverage of pairs of values; see `assay smoke plan`.", group="Cases"),
     ] = "pairwise",
     cards: Annotated[
         int | None,
         Option("Most ranks per case. Default: 4 on a CPU, else all devices.", "N", minimum=1),
     ] = None,
-    budget: Annotated[
-        str | None, Option("Run the most valuable cases in this time.", "30m")
-    ] = None,
+    budget: Annotated[str | None, Option("Start no case after this time.", "30m")] = None,
     keyword: Annotated[
         str | None,
         typer.Option("-k", metavar="EXPR", help="Run only ids that match, like `pytest -k`."),
@@ -276,6 +246,7 @@ def run(  # noqa: PLR0913 - one for each option
 
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
+    from assay.recording.limits import parse_time
     from assay_smoke.external.levels import describe_unjudged
     from assay_smoke.session.command import (
         SessionOptions,
@@ -286,12 +257,11 @@ def run(  # noqa: PLR0913 - one for each option
 
     options = SessionOptions(
         names=tuple(names or ()),
-        plan=plan,
         own_device=device if run is None else run.partition("/")[0],
         precision=None if run is None else run.partition("/")[2],
         coverage=coverage,
         cards=cards,
-        budget=budget,
+        budget_seconds=inf if budget is None else parse_time(budget),
         keyword=keyword,
         trainer=trainer,
         timeout=timeout,

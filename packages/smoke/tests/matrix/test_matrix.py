@@ -8,7 +8,7 @@ from assay.launch import TimeLimits
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.cases.running import CaseRun
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
+from assay_smoke.matrix.planning import plan_smoke
 from assay_smoke.matrix.rules import Case
 
 LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=60.0, body_seconds=300.0)
@@ -16,7 +16,7 @@ LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=60.0, body_seconds=3
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    plan = plan_smoke(PlanOptions(coverage=option("--coverage"), cards=option("--cards")))
+    plan = plan_smoke(coverage=option("--coverage"), cards=option("--cards"))
     cases = [planned.case for planned in plan.cases]
     metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 

@@ -20,8 +20,7 @@ def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_plan_is_printed_without_torch() -> None:
     code = (
         "import sys\nfrom assay.cli import main\n"
-        "sys.argv[1:] = ['smoke', 'plan', '--vendor', 'amd', '--cards', '4', '--budget', '30m']\n"
-        "sys.argv += ['--json']\n"
+        "sys.argv[1:] = ['smoke', 'plan', '--vendor', 'amd', '--cards', '4', '--json']\n"
         "try:\n    main()\nfinally:\n"
         "    print({'torch', 'transformers'} & set(sys.modules), file=sys.stderr)\n"
     )
@@ -30,7 +29,7 @@ def test_the_plan_is_printed_without_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "set()\n"
     plan = json.loads(done.stdout)
-    assert (plan["schema"], plan["vendor"], plan["budget_seconds"]) == (1, "amd", 1800)
+    assert (plan["schema"], plan["vendor"]) == (1, "amd")
     assert plan["pairs"]["covered"] == plan["pairs"]["possible"] > 500
     assert len(plan["cases"]) > 30
     assert {case["case"]["framework"] for case in plan["cases"]} >= {"fsdp", "zero3", "pipeline"}
@@ -38,13 +37,12 @@ def test_the_plan_is_printed_without_torch() -> None:
 
 
 def test_a_plan_is_a_table_whose_ids_can_be_copied() -> None:
-    done = assay("plan", "--cards", "2", "--budget", "20s", "--refused")
+    done = assay("plan", "--cards", "2", "--refused")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["SECONDS", "PAIRS", "CASE", "WHY"]
-    assert case_of(lines[1].split()[2]).cards <= 2
-    assert any("over the budget of 20 s" in line for line in lines)
-    assert any(line.startswith("pairs lost: ") for line in lines)
+    assert lines[0].split() == ["PAIRS", "CASE"]
+    assert lines[1].split() == ["+66", "one-process-1"]
+    assert all(case_of(line.split()[1]).cards <= 2 for line in lines[1 : lines.index("")])
     assert any(line.startswith("framework pipeline, recompute ") for line in lines)
 
 

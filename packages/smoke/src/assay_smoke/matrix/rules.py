@@ -58,8 +58,6 @@ class FeatureEntry:
     """Fields of `TrainOptions`."""
     micro_batches: int = 1
     """Factor on the number of micro-batches in a step."""
-    extra_seconds: float = 0.0
-    """Rough estimate of the additional time of a case on two CPU cores."""
 
     def __post_init__(self) -> None:
         if self.trainer_feature is None and not self.options and self.micro_batches == 1:
@@ -84,7 +82,6 @@ FEATURES: Mapping[str, FeatureEntry] = {
         trainer_feature="compile",
         # Every new shape is compiled again.
         options={"shapes": "equal-in-all-steps"},
-        extra_seconds=10.0,
     ),
 }
 

@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -20,8 +19,8 @@ from pydantic import Field
 from assay.devices.detection import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
-from assay.errors import AssayError, UsageError, assay_command
-from assay.files import DiskError, read_record, write_whole
+from assay.errors import AssayError, UsageError, assay_command, name_some
+from assay.files import write_whole
 from assay.judge.levels import failed
 from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
 from assay.output.pages import page_environment
@@ -38,17 +37,7 @@ from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
 from assay_smoke.judging import verdict_of
 from assay_smoke.machine import failed_part
-from assay_smoke.matrix.planning import (
-    PlanOptions,
-    RecordedRun,
-    SmokePlan,
-    compile_expression,
-    history_file,
-    machine_kind,
-    parse_budget,
-    plan_smoke,
-    record_runs,
-)
+from assay_smoke.matrix.planning import compile_expression, plan_smoke
 from assay_smoke.matrix.rules import (
     HOST,
     Case,
@@ -114,6 +103,8 @@ class SessionReport(Record):
     schema_: int = Field(default=SCHEMA, alias="schema")
     device: str
     cases: list[CaseResult]
+    not_run: list[str] = Field(default_factory=list)
+    """Names of the items that the budget or an interrupt left out."""
     seconds: float
     pairs_covered: int
     pairs_possible: int
@@ -218,10 +209,10 @@ def describe_extent(report: SessionReport) -> str:
     """Describe the size, as in "8 cases in 2 min 05 s, 362 of 575 pairs of values that can meet"."""
     number = len(report.cases)
     extent = f"{number} case{'' if number == 1 else 's'} in {format_duration(report.seconds)}"
-    if not report.pairs_possible:  # the user named the cases, so there is no plan
-        return extent
-    pairs = f"{report.pairs_covered} of {report.pairs_possible}"
-    return f"{extent}, {pairs} pairs of values that can meet"
+    if report.pairs_possible:  # otherwise the user named the cases, so there is no plan
+        pairs = f"{report.pairs_covered} of {report.pairs_possible}"
+        extent = f"{extent}, {pairs} pairs of values that can meet"
+    return f"{extent}; not run: {name_some(report.not_run)}" if report.not_run else extent
 
 
 def format_duration(seconds: float) -> str:
@@ -341,23 +332,24 @@ class Packing:
     num_devices: int
     running: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The devices of each running item, by its number."""
-    _waiting: list[int] = field(init=False)
+    waiting: list[int] = field(init=False)
+    """Numbers of the items that have not started, the largest first."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         numbers = range(len(self.cards))
-        self._waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
+        self.waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
         self._free = list(range(self.num_devices))
 
     def start(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return the items that can run now with their devices, which they keep until `finish`."""
         started = []
-        for number in list(self._waiting):
+        for number in list(self.waiting):
             needed = min(self.cards[number], self.num_devices)
             if needed > len(self._free):
                 continue
             devices, self._free = tuple(self._free[:needed]), self._free[needed:]
-            self._waiting.remove(number)
+            self.waiting.remove(number)
             self.running[number] = devices
             started.append((number, devices))
         return started
@@ -368,21 +360,32 @@ class Packing:
 
 
 def run_items(
-    items: Sequence[SessionItem], devices: Devices | None, folder: Path, progress: Progress
+    items: Sequence[SessionItem],
+    devices: Devices | None,
+    folder: Path,
+    progress: Progress,
+    budget_seconds: float = inf,
 ) -> Iterator[CaseResult]:
-    """Yield the result of each item when it ends.
+    """Yield the result of each item when it ends. No item starts after the budget, except the first ones.
 
     devices: None runs the items in turn on shared devices.
     """
+    deadline = time.monotonic() + budget_seconds
     if devices is not None and len(items) > 1:
-        yield from _run_side_by_side(items, devices, folder, progress)
+        yield from _run_side_by_side(items, devices, folder, progress, deadline)
         return
     for item in items:
         yield run_with_retry(item, folder, progress)
+        if time.monotonic() > deadline:
+            return
 
 
 def _run_side_by_side(
-    items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
+    items: Sequence[SessionItem],
+    devices: Devices,
+    folder: Path,
+    progress: Progress,
+    deadline: float,
 ) -> Iterator[CaseResult]:
     packing = Packing([item.num_cards or devices.count for item in items], devices.count)
     running: dict[Future[CaseResult], int] = {}
@@ -398,6 +401,8 @@ def _run_side_by_side(
                 for task in wait(running, return_when=FIRST_COMPLETED).done:
                     packing.finish(running.pop(task))
                     yield task.result()
+                if time.monotonic() > deadline:
+                    packing.waiting.clear()
         except BaseException:
             interrupt_all()
             raise
@@ -445,13 +450,13 @@ class SessionOptions:
     """Options of `assay smoke run`."""
 
     names: tuple[str, ...] = ()
-    plan: Path | None = None
     own_device: str | None = None
     """None: the host for cases, and that of its file for a library."""
     precision: str | None = None
     coverage: Coverage = "pairwise"
     cards: int | None = None
-    budget: str | None = None
+    budget_seconds: float = inf
+    """Time after which no item starts."""
     keyword: str | None = None
     trainer: str | None = None
     timeout: float = 300.0
@@ -485,7 +490,8 @@ def run_session(
             with progress.step("compiling extensions of trainers"):
                 for case in cases:
                     prepare(case, options.trainer, folder, progress)
-            for result in run_items(items, _devices(options.device), folder, progress):
+            devices = _devices(options.device)
+            for result in run_items(items, devices, folder, progress, options.budget_seconds):
                 results.append(result)
                 tell(result, len(results), len(items))
     finally:
@@ -494,14 +500,13 @@ def run_session(
             schema=SCHEMA,
             device=options.device,
             cases=results,
+            not_run=[item.name for item in items if item.name not in ran],
             seconds=time.monotonic() - begun,
             pairs_covered=len(covered_pairs(case for case in cases if case.id in ran)),
             pairs_possible=num_pairs,
         )
         write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
         page = write_page(report, folder)
-        if options.trainer is None:
-            _record(options, cases, report)
     return report, page
 
 
@@ -511,11 +516,9 @@ def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
     num_pairs = 0
     if not options.names:
-        plan = (
-            read_record(SmokePlan, options.plan)
-            if options.plan
-            else plan_smoke(_plan_options(options))
-        )
+        device = open_device(options.device)
+        cards = options.cards or (_HOST_CARDS if device.vendor.name == HOST else device.count())
+        plan = plan_smoke(device.vendor.name, cards, options.coverage, options.keyword)
         cases = [planned.case for planned in plan.cases]
         num_pairs = plan.pairs.possible
     rules = rules_for(open_device(options.device).vendor.name)
@@ -550,8 +553,6 @@ def _left_by(options: SessionOptions) -> str:
     given = {
         "-k": options.keyword and repr(options.keyword),
         "--run": options.precision and f"{options.device}/{options.precision}",
-        "--budget": options.budget,
-        "--plan": options.plan and str(options.plan),
     }
     words = " and ".join(f"{name} {value}" for name, value in given.items() if value)
     asked = ", ".join(options.names) or "the plan"
@@ -589,29 +590,3 @@ def _devices(name: str) -> Devices | None:
 
 def _matches(expression: str | None, name: str) -> bool:
     return expression is None or compile_expression(expression)(name)
-
-
-def _plan_options(options: SessionOptions) -> PlanOptions:
-    device = open_device(options.device)
-    on_host = device.vendor.name == HOST
-    return PlanOptions(
-        vendor=device.vendor.name,
-        cards=options.cards or (_HOST_CARDS if on_host else device.count()),
-        coverage=options.coverage,
-        budget_seconds=None if options.budget is None else parse_budget(options.budget),
-        expression=options.keyword,
-    )
-
-
-def _record(options: SessionOptions, cases: Sequence[Case], report: SessionReport) -> None:
-    """Record the durations for later plans. A full disk is ignored."""
-    by_id = {case.id: case for case in cases}
-    now = datetime.now(UTC)
-    runs = [
-        (by_id[one.name], RecordedRun(seconds=one.seconds, outcome=one.outcome, time=now))
-        for one in report.cases
-        if one.name in by_id
-    ]
-    vendor = open_device(options.device).vendor.name
-    with suppress(DiskError):
-        record_runs(history_file(), machine_kind(vendor), runs)

@@ -12,7 +12,7 @@ import pytest
 
 import assay_smoke.matrix
 from assay.errors import UsageError
-from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
+from assay_smoke.matrix.planning import SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import (
     AXES,
     CARDS,
@@ -195,7 +195,7 @@ def test_every_pair_of_compatible_words_is_in_a_case_of_the_pairwise_plan(
         for words in compatible
         if int(words["cards"]) <= cards and not any(rule.applies(words) for rule in rules)
     )
-    plan = plan_smoke(PlanOptions(vendor=vendor, cards=cards))
+    plan = plan_smoke(vendor=vendor, cards=cards)
     cases = planned_cases(plan)
     assert pairs_in(case.words for case in cases) == possible
     assert (plan.pairs.covered, plan.pairs.possible) == (len(possible), len(possible))
@@ -213,7 +213,7 @@ def test_the_vendors_above_have_all_different_rules() -> None:
 
 
 def test_a_host_has_every_pair_in_few_cases_on_four_cards() -> None:
-    plan = plan_smoke(PlanOptions())
+    plan = plan_smoke()
     assert plan.pairs.covered == plan.pairs.possible > 500
     assert len(plan.cases) < 50
 
@@ -230,13 +230,13 @@ def test_every_listed_case_is_used_on_some_machine() -> None:
         planned.id
         for vendor in ("cpu", "trainium")
         for cards in CARDS
-        for planned in plan_smoke(PlanOptions(vendor=vendor, cards=cards)).cases
+        for planned in plan_smoke(vendor=vendor, cards=cards).cases
     }
     assert [case_id for case_id in listed if case_id not in used] == []
 
 
 def test_coverage_one_has_each_framework_once() -> None:
-    plan = plan_smoke(PlanOptions(coverage="one"))
+    plan = plan_smoke(coverage="one")
     cases = planned_cases(plan)
     assert sorted(case.framework for case in cases) == sorted(get_args(Framework))
     assert plan.pairs.covered == len(pairs_in(case.words for case in cases)) > 300
@@ -244,7 +244,7 @@ def test_coverage_one_has_each_framework_once() -> None:
 
 
 def test_full_coverage_has_every_compatible_case(compatible: list[dict[str, str]]) -> None:
-    cases = planned_cases(plan_smoke(PlanOptions(coverage="full", cards=1)))
+    cases = planned_cases(plan_smoke(coverage="full", cards=1))
     expected = [words for words in compatible if words["cards"] == "1"]
     assert len(cases) == len(expected) > 1000
     assert {case.id for case in cases if check_compatible(case)} == set()

@@ -52,6 +52,11 @@ def test_of_named_cases_no_pairs_are_counted() -> None:
     assert describe_extent(_report(passed, pairs=(0, 0))) == "1 case in 2 min 05 s"
 
 
+def test_what_did_not_run_is_named() -> None:
+    report = _report(pairs=(0, 575)).model_copy(update={"not_run": ["ddp-2", "fsdp-2"]})
+    assert describe_extent(report).endswith("values that can meet; not run: ddp-2, fsdp-2")
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.44, "0.4 s"), (59.9, "59.9 s"), (60, "1 min 00 s")]
 )

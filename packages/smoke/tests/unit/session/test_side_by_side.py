@@ -7,12 +7,20 @@ import pytest
 
 from assay.launch import RemoteFunction
 from assay.runs import SilentProgress
+from assay.runs.results import write_results
+from assay.verdicts import Outcome, Verdict
 from assay_smoke.external.levels import run_external
 from assay_smoke.session import command
 from assay_smoke.session.command import Devices, Packing, SessionItem, run_items
 
 HERE = Path(__file__).parent
 DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
+
+
+def _pass(folder: Path, progress: object) -> Verdict:
+    return write_results(Verdict(verdict=Outcome.PASS), [], folder)
+
+
 NEVER_CALLED = partial(run_external, Path())
 
 
@@ -49,6 +57,15 @@ def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -
     assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")
     assert "SIGKILL" in str(killed.reason)
     assert (pair.name, pair.outcome.value) == ("pair", "PASS")
+
+
+@pytest.mark.parametrize("devices", [DEVICES, None])
+def test_after_its_budget_a_session_starts_nothing_more(
+    devices: Devices | None, tmp_path: Path
+) -> None:
+    items = [SessionItem(name, "", _pass, 2) for name in ("first", "second")]
+    results = list(run_items(items, devices, tmp_path, SilentProgress(), budget_seconds=0.0))
+    assert [result.name for result in results] == ["first"]
 
 
 def test_largest_begins_first_and_small_ones_fill_what_is_left() -> None:
