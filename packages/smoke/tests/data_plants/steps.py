@@ -63,3 +63,10 @@ def divided_by_the_full_number(model: Any, micro_batches: MicroBatches, _: int, 
     configured = 4
     for micro in micro_batches:
         (model(**micro).loss / configured).backward()
+
+
+def first_lost(
+    model: Any, micro_batches: MicroBatches, num_step_tokens: int, num_ranks: int
+) -> None:
+    """Leave out the first of several micro-batches."""
+    right(model, micro_batches[1:] or micro_batches, num_step_tokens, num_ranks)

@@ -178,10 +178,11 @@ BUGS = [
     Bug(accumulated, "mean_of_ranks", accumulation.SAME_GRADIENT, "own means"),
     Bug(accumulated, "summed_means", accumulation.SAME_GRADIENT, "not divided by their number"),
     Bug(accumulated, "first_labels_counted", accumulation.SAME_GRADIENT, "divided by all labels"),
-    Bug(accumulated, "averaged_once_more", accumulation.SAME_GRADIENT, "0.5 times the right length"),
-    Bug(accumulated, "divided_by_the_full_number", accumulation.SAME_GRADIENT, "0.5 times the right length",
+    Bug(accumulated, "averaged_once_more", accumulation.SAME_GRADIENT, "0.5 times the right one"),
+    Bug(accumulated, "divided_by_the_full_number", accumulation.SAME_GRADIENT, "0.5 times the right one",
         "huggingface/transformers/pull/39659"),
-    Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "last micro-batch alone"),
+    Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "right ones: 0, 2 on rank 0"),
+    Bug(accumulated, "first_lost", accumulation.SAME_GRADIENT, "right ones: 0, 1 on rank 0"),
 ]  # fmt: skip
 
 RIGHT = [
