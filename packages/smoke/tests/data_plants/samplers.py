@@ -316,3 +316,14 @@ def one_epoch(plan: Any, resumed: Any) -> Epochs:
 def raises(plan: Any, resumed: Any) -> Epochs:
     del plan, resumed
     return torch.zeros(2)[5]
+
+
+def seed_ignored(plan: Any, resumed: Any) -> Epochs:
+    return _run(plan, resumed, seed=lambda _, epoch: 42 + epoch)
+
+
+def one_seed_only(plan: Any, resumed: Any) -> Epochs:
+    """Correct, and declines to be seeded."""
+    if plan.seed:
+        raise NotImplementedError("the seed is fixed")
+    return _run(plan, resumed)

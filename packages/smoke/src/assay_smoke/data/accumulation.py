@@ -6,7 +6,6 @@ tokens of short micro-batches too much weight.
 Shapes: B rows, T positions, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -235,9 +235,10 @@ BATCH_SIZE = "no batch is larger than asked for"
 ONCE = "every sample is seen once in an epoch"
 NEW_ORDER = "shuffled epochs differ in order"
 REPEATABLE = "the same seed gives the same order"
+SEEDED = "another seed gives another order"
 RESUMED = "a resumed run sees exactly what was left"
 
-PROPERTIES = (EQUAL_STEPS, BATCH_SIZE, ONCE, NEW_ORDER, REPEATABLE, RESUMED)
+PROPERTIES = (EQUAL_STEPS, BATCH_SIZE, ONCE, NEW_ORDER, REPEATABLE, SEEDED, RESUMED)
 
 # Fewer samples often have equal permutations by chance; 12 have once in 479,001,600.
 FEWEST_TO_SHUFFLE = 12
@@ -294,6 +295,10 @@ def check_sampling(
             report.judge([ONCE], _find_lost_or_repeated(report, plan, epochs, shown))
         if plan.shuffle and plan.num_samples >= FEWEST_TO_SHUFFLE:
             report.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
+            try:
+                report.judge([SEEDED], _find_ignored_seed(subject, open_run, plan, by_rank[0]))
+            except DeclinedError as error:
+                declined.append(error)
         again, _ = _draw(subject, open_run, plan)
         report.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
         for one, run in zip(own, by_rank, strict=True):
@@ -444,6 +449,15 @@ def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Run]) -> Iterator[F
             )
             shown = [f"epoch {one}, rank 0: {_show(by_rank[0][one])}" for one in (earlier, later)]
             yield Fault(NEW_ORDER, reason, (_case(plan), *shown))
+
+
+def _find_ignored_seed(
+    subject: Subject, open_run: OpenRun, plan: LoaderPlan, run: Run
+) -> Iterator[Fault]:
+    other = replace(plan, seed=plan.seed + 1)
+    if _draw(subject, open_run, other)[0] == run:
+        reason = f"seeds {plan.seed} and {other.seed} give the same order: the seed is not used"
+        yield Fault(SEEDED, reason, (_case(plan), f"epoch 0, rank 0, either seed: {_show(run[0])}"))
 
 
 def _find_other_order(plan: LoaderPlan, run: Run, again: Run) -> Iterator[Fault]:

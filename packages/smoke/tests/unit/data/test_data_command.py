@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from assay.errors import UsageError
@@ -29,6 +30,7 @@ from assay_smoke.data.sampling import (
     PROPERTIES,
     RESUMED,
     SAMPLER_PLANS,
+    SEEDED,
     _Draw,
     _find_equal,
     check_sampling,
@@ -285,7 +287,7 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
     plans = [plan for plan in SAMPLER_PLANS if plan.num_samples == 12]
     report = check_sampling(Subject("it"), run, plans)
     assert report.findings == []
-    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER}
+    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER, SEEDED}
     assert f"not tried because all plans for it are declined: {NEW_ORDER}" in report.notes
     (declined,) = [note for note in report.notes if note.startswith("declines")]
     assert declined == (
@@ -293,6 +295,32 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
         " batches of 1, 1 rank, shuffled, drop_last, seed 0; 12 samples, batches of 3, 2 ranks, shuffled,"
         " seed 0; and 1 more"
     )
+
+
+def test_a_sampler_with_a_fixed_seed_declines_other_seeds() -> None:
+    run: Any = load_object(f"{PLANTS / 'samplers.py'}:one_seed_only")
+    report = check_sampling(Subject("it"), run, SAMPLER_PLANS[:2])
+    assert report.findings == []
+    assert set(report.cases) == set(PROPERTIES) - {SEEDED}
+
+
+def test_a_collator_that_pads_its_samples_in_place_is_noted() -> None:
+    def make(tokenizer: Any) -> Any:
+        def collate(features: Any) -> Any:
+            width = max(len(feature["input_ids"]) for feature in features)
+            blank = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": -100}
+            for feature in features:
+                for key, value in blank.items():
+                    pad = [value] * (width - len(feature[key]))
+                    own = feature[key]
+                    feature[key] = own + pad if tokenizer.padding_side == "right" else pad + own
+            return {key: torch.tensor([feature[key] for feature in features]) for key in blank}
+
+        return collate
+
+    report = check_padding(Subject("it"), make, [micro_tokenizer()], batches=[(2, 3)])
+    assert report.findings == []
+    assert "the collator changes its samples in place" in report.notes
 
 
 def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
@@ -305,7 +333,7 @@ def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
 
     plans = [plan for plan in SAMPLER_PLANS if not plan.shuffle and plan.num_samples == 12]
     report = check_sampling(Subject("it"), never_resumed, plans)
-    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER, RESUMED}
+    assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER, SEEDED, RESUMED}
     assert report.notes[0].startswith("declines 18 cases (NotImplementedError): 12 samples")
 
 

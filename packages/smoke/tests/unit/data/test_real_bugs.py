@@ -169,6 +169,7 @@ BUGS = [
         "PrimeIntellect-ai/prime-rl/pull/1035"),
     Bug(sampled, "seeded_by_the_run", sampling.REPEATABLE, "two runs with seed 0 differ"),
     Bug(sampled, "batch_of_all_ranks", sampling.BATCH_SIZE, "2 samples instead of 1"),
+    Bug(sampled, "seed_ignored", sampling.SEEDED, "seeds 0 and 1 give the same order"),
     Bug(budgeted, "budget_by_rank", sampling.EQUAL_STEPS, "steps: the first collective"),
     Bug(budgeted, "budget_overrun", sampling.BATCH_SIZE, "tokens"),
     Bug(budgeted, "budget_leftover_lost", sampling.ONCE, "never seen"),
