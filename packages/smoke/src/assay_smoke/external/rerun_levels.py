@@ -334,8 +334,8 @@ _LOGGED_VALUES: dict[str, tuple[str, Statistic, float]] = {
 _PERCENTILE = 0.85
 
 _FIRST = (
-    "the runs take other rows, or padding has labels, or the loss is normalized differently, such as by a mean"
-    " over micro-batches of unequal token counts, or a step has several updates"
+    "the runs take other rows, padding has labels, a mean over micro-batches of unequal token counts is"
+    " averaged, or a step has several updates"
 )
 # What the norm of a gradient says if the loss agrees.
 _UNDIVIDED = "That is the quotient of the numbers of {parts}: their gradients are summed, and not divided by their number"
@@ -343,10 +343,6 @@ _DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their 
 _NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3
-_LATER = (
-    "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are split, or"
-    " padding has labels, or token counts that are unequal only here are averaged"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,14 +394,14 @@ class _Difference:
                 "optimizer",
                 (
                     f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
-                    f" training (85th percentile of tensors; {limit}): {_LATER}"
+                    f" training (85th percentile of tensors; {limit}): {self._explain_later()}"
                 ),
                 None,
             )
         due, other = (
             getattr(run[step - 1], _LOGGED_VALUES[port][0]) for run in (self.expected, self.actual)
         )
-        what, cause = "loss", f"the loss of step {step - 1} agrees: {_LATER}"
+        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later()}"
         diagnosis: Diagnosis | None = None
         if port == "grad_norm":
             what, factor = "norm of the gradient", other / (due or 1.0)
@@ -426,6 +422,17 @@ class _Difference:
             diagnosis,
         )
 
+    def _explain_later(self) -> str:
+        """Name what may depend on the split after an update, without what the log shows to agree."""
+        parts = ["clipping", "optimizer"]
+        if all(one.learning_rate is None for one in self.expected):
+            parts.append("schedule")
+        if any(one.grad_norm is not None for one in self.expected):
+            return f"the norm of the gradient agrees, too, so {_either(parts)} depends on the split"
+        if "ranks" in self.quotients:
+            parts.insert(0, "reduction over ranks")
+        return f"{_either(['accumulation', *parts])} depends on the split. A logged grad_norm would tell"
+
     def _explain_norm(self, factor: float, dtype: str) -> tuple[str, Diagnosis]:
         """Explain a norm that is `factor` times as large. Both runs may be the wrong one."""
         near = max(_NEAR, 2 * FORMATS[dtype].unit_roundoff)
@@ -438,6 +445,10 @@ class _Difference:
             if parts:
                 return words.format(parts=" or ".join(parts)), "loss-scale"
         return _NORM, "missing-reduction"
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:

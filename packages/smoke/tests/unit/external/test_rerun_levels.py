@@ -189,6 +189,31 @@ def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
     assert words in found[2]
 
 
+@pytest.mark.parametrize(
+    ("logged", "ranks", "words"),
+    [
+        ({}, 1, "accumulation, clipping, optimizer or schedule depends on the split. A logged"),
+        ({}, 2, "accumulation, reduction over ranks, clipping, optimizer or schedule depends"),
+        ({"learning_rate": 0.1}, 1, "accumulation, clipping or optimizer depends on the split"),
+        (
+            {"learning_rate": 0.1, "grad_norm": 2.0},
+            2,
+            "the norm of the gradient agrees, too, so clipping or optimizer depends on the split. Relative",
+        ),
+    ],
+)
+def test_a_later_loss_names_only_the_causes_that_the_log_leaves(
+    logged: dict[str, float], ranks: int, words: str
+) -> None:
+    first = LoggedLoss(1, 4.0, **logged)
+    expected = [first, LoggedLoss(2, 3.0, **logged)]
+    actual = [first, LoggedLoss(2, 3.5, **logged)]
+    quotients = _compare_splits({"ranks": ranks}, {"ranks": 1})
+    found = _Difference(expected, actual, 0.0, 2, quotients).describe("float32")
+    assert found is not None
+    assert f"the loss of step 1 agrees: {words}" in found[2]
+
+
 def test_logged_values_are_judged_step_by_step_by_roundoff_and_their_last_digit() -> None:
     expected = [LoggedLoss(1, 4.0, grad_norm=2.0), LoggedLoss(2, 3.0)]
     actual = [LoggedLoss(1, 4.1, grad_norm=2.5), LoggedLoss(2, 3.0)]
