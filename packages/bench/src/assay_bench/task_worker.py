@@ -71,6 +71,7 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
             device=device.torch_device,
             remote_code=options.remote_code,
         ).require_language_model()
+        _refuse_masked_model(loaded)
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
         loaded = replace(loaded, model=set_up(loaded.model, options.setup))
     facts = {
@@ -90,6 +91,16 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
             with subtask(task):
                 _run_task(task, configs[task], manager, options, language_model, device, facts)
             bar.advance()
+
+
+def _refuse_masked_model(loaded: LoadedModel) -> None:
+    """Refuse a model of transformers that predicts masked tokens. A model's own code may lack generate alone."""
+    of_transformers = type(loaded.model).__module__.startswith("transformers.")
+    if of_transformers and not loaded.can_generate:
+        raise UsageError(
+            f"{loaded.source.reference}: {type(loaded.model).__name__} does not generate, and lm-eval scores"
+            " next tokens; `assay check generate` and `assay check load` are for it"
+        )
 
 
 def load_tasks(options: EvaluationRequest) -> tuple[dict[str, str | dict[str, Any]], "TaskManager"]:

@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.errors import UsageError
+from assay.models import load_model
 from assay.models.config_files import byte_tokenizer as plain
 from assay_bench.run_tasks import FAILURE_FILE
-from assay_bench.task_worker import byte_tokenizer, guess_by_frequency, nan_calls_of, run_lm_eval
+from assay_bench.task_worker import (
+    _refuse_masked_model,
+    byte_tokenizer,
+    guess_by_frequency,
+    nan_calls_of,
+    run_lm_eval,
+)
 
 TEXTS = ["", "a", "  two\n\n spaces ", "naïve — ☃ 漢字", "\x00\x7f\t", "<bos> is text"]
 
@@ -98,3 +106,9 @@ def test_failure_in_lm_eval_names_task_and_document(
         run_lm_eval()
     message = (tmp_path / "failure.txt").read_text()
     assert message.startswith("task broken, document 2: "), message
+
+
+def test_a_model_that_predicts_masked_tokens_is_refused() -> None:
+    with pytest.raises(UsageError, match="BertForMaskedLM does not generate, and lm-eval scores"):
+        _refuse_masked_model(load_model("micro:bert"))
+    _refuse_masked_model(load_model("micro:llama"))
