@@ -110,5 +110,5 @@ def test_failure_in_lm_eval_names_task_and_document(
 
 def test_a_model_that_predicts_masked_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="BertForMaskedLM does not generate, and lm-eval scores"):
-        _refuse_masked_model(load_model("micro:bert"))
-    _refuse_masked_model(load_model("micro:llama"))
+        _refuse_masked_model(load_model("micro:bert", dtype="float32"))
+    _refuse_masked_model(load_model("micro:llama", dtype="float32"))
