@@ -14,15 +14,14 @@ from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
     read_recipe,
-    read_tunings,
-    tuning_folder,
+    read_tuning,
 )
 from assay_bench.tuning.running import judge_tunings
 from packages.bench.tests.unit.sample_evaluations import evaluation, item, task
 from packages.bench.tests.unit.test_lm_eval_files import KINDS, STAMP, sample
 from packages.bench.tests.unit.test_lm_eval_files import write as write_lm_eval
 from packages.bench.tests.unit.tuning.test_running import tuning
-from packages.core.tests.fuzz.reader import NotedError, Reader
+from packages.core.tests.fuzz.reader import Reader
 
 _NUM_TUNINGS = 2
 
@@ -112,21 +111,17 @@ def _compare_baselines(folder: Path) -> object:
 
 
 def _write_tuning(folder: Path) -> None:
-    for seed in range(_NUM_TUNINGS):
-        made = tuning(3.0, 2.0, seed=seed)
-        lies = tuning_folder(folder, "micro:llama", "full", seed)
-        lies.mkdir(parents=True)
-        lines = "".join(line.model_dump_json() + "\n" for line in made.losses)
-        (lies / LOSSES_FILE).write_text(lines)
-        digest = {"losses_digest": file_digest(lies / LOSSES_FILE)}
-        write_sealed(lies / RECORD_FILE, made.record.model_copy(update=digest))
+    made = tuning(3.0, 2.0)
+    (folder / LOSSES_FILE).write_text(
+        "".join(line.model_dump_json() + "\n" for line in made.losses)
+    )
+    digest = {"losses_digest": file_digest(folder / LOSSES_FILE)}
+    write_sealed(folder / RECORD_FILE, made.record.model_copy(update=digest))
 
 
-def _judge_tunings(folder: Path) -> object:
-    tunings = read_tunings(folder)
-    if len(tunings) < _NUM_TUNINGS:
-        raise NotedError("without its record a tuning is not finished")
-    return tunings, judge_tunings(tunings, tunings)
+def _judge_tuning(folder: Path) -> object:
+    read = read_tuning(folder)
+    return read, judge_tunings([read])
 
 
 def _write_suite(folder: Path) -> None:
@@ -158,7 +153,7 @@ READERS = (
     Reader("evaluation", _write_evaluation, _compare_with_itself),
     Reader("own-evaluation", _write_own_evaluation, _compare_with_itself, sealed=True),
     Reader("baseline", _write_baseline, _compare_baselines, sealed=True),
-    Reader("tuning", _write_tuning, _judge_tunings, sealed=True),
+    Reader("tuning", _write_tuning, _judge_tuning, sealed=True),
     Reader("suite", _write_suite, _read_suite),
     Reader("recipe", _write_recipe, _read_recipe),
 )  # fmt: skip

@@ -322,9 +322,6 @@ def tune(
     recipe: Annotated[str, Option("A recipe file, or the shipped recipe: micro.", "RECIPE.toml")],
     *,
     run: Annotated[str | None, Option("Device and dtype. Default: from the recipe.", "RUN")] = None,
-    baseline: Annotated[
-        Path | None, Option("Output of an earlier run with several seeds.", "DIR")
-    ] = None,
     output: Annotated[
         Path | None,
         Option(
@@ -335,7 +332,7 @@ def tune(
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Train models on a known text, and check what they learned and how their losses compare.
+    """Train models on a known text, and check what they learned.
 
     Writes a Hugging Face folder, losses and a record for each model, permutation and seed.
 
@@ -344,7 +341,7 @@ def tune(
     Example: assay bench tune micro --run cuda/float32
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED (underpowered: too few held-out rows to
-    decide; or the baseline has no matching run).
+    decide).
     """
     from assay.cli.ending import finish
     from assay.runs import open_progress
@@ -354,7 +351,7 @@ def tune(
     recipe_file = read_recipe(recipe, run)
     folder = open_folder(recipe_file, output)
     with open_progress() as progress:
-        run_tunings(recipe_file, folder, baseline, progress)
+        run_tunings(recipe_file, folder, progress)
     finish(folder, as_json=as_json)
 
 

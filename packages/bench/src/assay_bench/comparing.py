@@ -54,8 +54,7 @@ class Terms(Record):
     movement: _Positive | None = None
     """Root mean square change of right answers' log-probabilities, in nats per byte.
 
-    None: the candidate may be another model that is as good. Retrained weights are judged only on the
-    same machine with the same torch, because the same training gives other weights elsewhere.
+    None: the candidate may be another model that is as good.
     """
     tasks: tuple[str, ...] = ()
     """The tasks or groups to judge; all if empty."""
@@ -113,23 +112,6 @@ def choose_terms(
 
 
 Pair = tuple[Item, Item]
-
-
-def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
-    """Say why the same training can have given the candidate other weights; "" if nothing says so.
-
-    A fact that one side lacks does not count: lm-eval's own command line records fewer.
-    """
-
-    def fact(side: Evaluation, name: str) -> object:
-        return (side.facts.get("versions", {}) if name == "torch" else side.facts).get(name)
-
-    def differs(name: str) -> bool:
-        sides = fact(base, name), fact(candidate, name)
-        return None not in sides and sides[0] != sides[1]
-
-    changed = [name for name in ("machine", "torch") if differs(name) and differs("weights_hash")]
-    return ", ".join(f"another {name} ({fact(candidate, name)})" for name in changed)
 
 
 def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
@@ -277,9 +259,6 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         return EvaluationComparison(
             base, candidate, terms, tuple(tasks), refused=refused, notes=_merge(notes, of_tasks)
         )
-    if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
-        notes.append(f"movement is not judged: other weights, and {elsewhere}")
-        terms = terms.model_copy(update={"movement": None})
     num_movements = sum(LOG_PROBABILITY in task.all_scores() for task in base.tasks.values())
     columns: dict[str, list[_Column]] = {}
     unjudged: dict[str, str] = {}

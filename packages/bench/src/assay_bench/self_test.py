@@ -28,7 +28,7 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
     """
     recipe = read_recipe("micro", run)
     tuned = open_folder(recipe, folder / "tuned")
-    learned = run_tunings(recipe, tuned, None, progress).verdict
+    learned = run_tunings(recipe, tuned, progress).verdict
     CheckedVerdict.publish(tuned)
     if learned is not Outcome.PASS:
         return learned

@@ -115,28 +115,6 @@ def test_the_interval_of_a_movement_decides_and_shows_why() -> None:
     assert outcomes == set(Outcome)
 
 
-@pytest.mark.parametrize(
-    ("update", "is_judged"),
-    [
-        ({}, True),
-        ({"machine": "B"}, True),  # the same weights
-        ({"weights_hash": "2"}, True),  # trained on the same machine
-        ({"weights_hash": "2", "machine": "B"}, False),
-        ({"weights_hash": "2", "versions": {"torch": "2.14"}}, False),
-    ],
-)
-def test_movement_of_a_model_trained_elsewhere_is_not_judged(
-    update: dict[str, object], is_judged: bool
-) -> None:
-    facts = {"weights_hash": "1", "machine": "A", "versions": {"torch": "2.13"}}
-    base = replace(evaluation(with_log_probabilities([-1.0] * 9)), facts=facts)
-    other = replace(base, facts=facts | update)
-    found = compare(base, other, TERMS.model_copy(update={"movement": 0.001}))
-    names = [measure.name for measure in found.tasks[0].measures]
-    assert ("movement" in names) == is_judged
-    assert bool(found.notes) != is_judged
-
-
 def test_underpowered_reports_the_needed_items() -> None:
     found = compare(evaluation(answered(100, 100)), evaluation(answered(100, 100)), TERMS)
     (measure,) = found.tasks[0].measures

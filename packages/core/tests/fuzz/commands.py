@@ -84,8 +84,6 @@ COMMANDS = (
     Command("baseline", "bench compare {}/base.json {}/base.json --output {}/out"),
     Command("evaluation", "bench compare {} {} --output {}/out"),
     Command("own-evaluation", "bench accept {} {}/new.json --reason fuzz"),
-    Command("bench-page", "bench page --compared {} --output {}/page.html"),
-    Command("tuning", "bench page --tuned {} --output {}/page.html"),
     Command("suite", f"bench run --suite {{}}/suite.toml --run {_ABSENT_DEVICE} --output {{}}/out"),
     Command("suite", "bench run --task {}/sums.yaml --model micro:llama?trained=0 --limit 1 --output {}/out"),
     Command("recipe", f"bench tune {{}}/recipe.toml --run {_ABSENT_DEVICE} --output {{}}/out"),

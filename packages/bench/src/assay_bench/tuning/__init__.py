@@ -1,1 +1,1 @@
-"""Tuning: models trained on a known text, with losses compared to other seeds."""
+"""Tuning: models trained on a known text."""

@@ -4,7 +4,6 @@ Imports no torch.
 """
 
 import json
-import os
 import random
 import re
 import shutil
@@ -295,7 +294,7 @@ class Measured(Record):
 
 
 class ModelStart(Measured):
-    """Data and weights before training. Tunings are comparable if these are equal."""
+    """Data and weights before training."""
 
     data_hash: dict[str, str]
     """Hash of each source's text."""
@@ -351,11 +350,6 @@ class Tuning(Record):
     record: TuningRecord
     losses: list[StepLoss]
 
-    @property
-    def curve(self) -> list[float]:
-        """Return the loss of each step, in nats per token."""
-        return [one.loss for one in self.losses]
-
 
 def model_folder(output: Path, model: str) -> Path:
     """Return the folder of a model's tunings."""
@@ -404,16 +398,3 @@ def read_tuning(folder: Path) -> Tuning:
         problem = f"it has {len(losses)} of {record.recipe.steps} steps"
         raise UnreadableFileError.of(path, problem)
     return Tuning(record=record, losses=losses)
-
-
-def read_tunings(output: Path) -> list[Tuning]:
-    """Read all finished tunings in the output of `assay bench tune`.
-
-    Raises: UsageError if the output has no tuning; UnreadableFileError as in `read_tuning`.
-    """
-    # A broken link counts as an unreadable record.
-    folders = sorted(output.glob("*/*/seed-*"))
-    tunings = [folder for folder in folders if os.path.lexists(folder / RECORD_FILE)]
-    if not tunings:
-        raise UsageError(f"{output} has no finished tuning of `assay bench tune`")
-    return list(map(read_tuning, tunings))

@@ -1,17 +1,13 @@
 """Runs the tunings of a folder, one world after the other, and judges them.
 
 A model must have learned: held-out text of the mixture is more probable than before, and the loss of none of its parts
-rises by the margin of the recipe, which a mean over all parts can hide. With a baseline, its losses are compared with the
-band that another seed's losses stay in. The mean loss of each window of steps gets a prediction interval: Student's t
-times the standard deviation of the seeds. If these means are normal, FALSE_ALARMS of healthy runs leave the band in any
-window. Real tails are somewhat heavier.
+rises by the margin of the recipe, which a mean over all parts can hide.
 """
 
 import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -29,7 +25,6 @@ from assay.judge.levels import (
     LevelResult,
     conclude,
     failed,
-    not_compared,
     outcome_of_levels,
     passed,
 )
@@ -53,7 +48,6 @@ from assay_bench.tuning.records import (
     go_back_to_checkpoint,
     model_folder,
     read_tuning,
-    read_tunings,
     tuning_folder,
 )
 from assay_bench.underpowered import UNDERPOWERED, undecided_levels, underpowered
@@ -63,20 +57,9 @@ SIGNIFICANCE = 0.01
 # Chance that the reported number of rows decides, as for scores (assay_bench.results).
 _POWER = 0.8
 
-# Share of healthy runs that leave the band, as for scores (assay_bench.results).
-FALSE_ALARMS = 0.01
 
-# Few windows, so that each mean averages many batches and is about normal. Of 40 healthy runs of 40 steps,
-# compared with bands of 11 others, 8 % left one of 20 windows and 4 % one of 10 with each window's own
-# standard deviation. With the pooled one as lower bound (`band_of`), 2 % did: one run, whose loss rises for
-# a few steps.
-NUM_WINDOWS = 10
-
-
-def judge_tunings(
-    tunings: Sequence[Tuning], baseline: Sequence[Tuning] | None
-) -> tuple[Verdict, list[Measurement]]:
-    """Judge what each tuning learned and, with a baseline, its losses."""
+def judge_tunings(tunings: Sequence[Tuning]) -> tuple[Verdict, list[Measurement]]:
+    """Judge what each tuning learned."""
     levels: dict[str, LevelResult] = {}
     rows: list[Measurement] = []
     for tuning in tunings:
@@ -84,14 +67,12 @@ def judge_tunings(
         for name, part in held_out_parts(tuning.record).items():
             levels[f"{title}: {name}"] = judge_held_out(part, tuning)
             rows.append(_row(f"{title}: {name}", part))
-        if baseline is not None:
-            levels[f"{title}: losses"] = judge_by_baseline(tuning, baseline)
-    has_non_finite = any(not math.isfinite(loss) for tuning in tunings for loss in tuning.curve)
+    has_non_finite = any(not math.isfinite(one.loss) for tuning in tunings for one in tuning.losses)
     verdict = conclude(
         levels,
         Cause("non-finite") if has_non_finite else None,
         model={"name": ", ".join(dict.fromkeys(one.record.model for one in tunings))},
-        reference={"run": "the model before tuning" if baseline is None else "the baseline"},
+        reference={"run": "the model before tuning"},
         candidate={"run": ", ".join(dict.fromkeys(one.record.recipe.run for one in tunings))},
         notes=[
             # The message gives the reasons of all other levels.
@@ -107,19 +88,17 @@ def judge_tunings(
             ),
         ],
         compared_unit="losses",
-        headline=_headline(levels, has_baseline=baseline is not None),
+        headline=_headline(levels),
     )
     return verdict, rows
 
 
-def _headline(levels: Mapping[str, LevelResult], *, has_baseline: bool) -> str | None:
+def _headline(levels: Mapping[str, LevelResult]) -> str | None:
     if undecided := undecided_levels(levels):
-        data = "held-out rows or seeds of the baseline" if has_baseline else "held-out rows"
-        return f"{UNDERPOWERED}: too few {data} to decide {', '.join(undecided)}."
+        return f"{UNDERPOWERED}: too few held-out rows to decide {', '.join(undecided)}."
     if outcome_of_levels({name: one.level for name, one in levels.items()}) is not Outcome.PASS:
         return None
-    losses = ", and its losses are in the band of the baseline" if has_baseline else ""
-    return f"Each tuned model learned its mixture and kept each source{losses}."
+    return "Each tuned model learned its mixture and kept each source."
 
 
 class HeldOutPart(NamedTuple):
@@ -182,141 +161,12 @@ def _perplexity(loss: float) -> str:
     return f"{math.exp(min(loss, 700.0)):.4g}"
 
 
-def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult:
-    """Compare the losses with the band of the baseline's seeds of the same model and permutation."""
-    record = tuning.record
-    name = (record.model, record.permutation)
-    matching = [one for one in baseline if (one.record.model, one.record.permutation) == name]
-    if not matching:
-        reason = f"the baseline has no permutation {record.permutation} of {record.model}"
-        return not_compared(reason)
-    expected = matching[0].record
-    for what, ours, theirs in (
-        ("data", record.start.data_hash, expected.start.data_hash),
-        ("initial weights", record.start.weights_hash, expected.start.weights_hash),
-        ("shares of the data", record.recipe.shares, expected.recipe.shares),
-        *(
-            (name, getattr(record.recipe, name), getattr(expected.recipe, name))
-            for name in ("steps", "batch_size", "sequence_length")
-        ),
-        # Trainer and ranks change losses by rounding only.
-        ("learning rate", record.way.learning_rate, expected.way.learning_rate),
-        ("features", sorted(record.way.features), sorted(expected.way.features)),
-    ):
-        if ours != theirs:
-            reason = f"the baseline has different {what}: {theirs}, not {ours}"
-            return not_compared(reason)
-    try:
-        band = band_of([one.curve for one in matching])
-    except UsageError as error:
-        return not_compared(str(error))
-    untrained = fmean(held_out_parts(expected)["learned"].before)
-    idle = judge_losses([untrained] * len(tuning.curve), band)
-    found = judge_losses(tuning.curve, band)
-    if {found.level.verdict, idle.level.verdict} != {Outcome.PASS}:
-        return found
-    return underpowered(
-        f"the band of {band.num_curves} seeds is too wide: a run that stays at the loss before training,"
-        f" {untrained:.4f} nats per token, is inside; add seeds to the baseline",
-        len(tuning.curve),
-    )
-
-
 def _row(level: str, part: HeldOutPart) -> Measurement:
     before, after = fmean(part.before), fmean(part.after)
     return Measurement(
         level=level, module="", port="held-out", statistic="loss",
         actual=after, expected=before, ratio=after / before if before else math.inf,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LossBand:
-    """Prediction intervals of the mean loss in windows of steps, in nats per token."""
-
-    num_curves: int
-    """Curves of the baseline."""
-    windows: list[range]
-    """Steps of each window; the last window can have more."""
-    means: list[float]
-    half_widths: list[float]
-
-
-def band_of(curves: Sequence[Sequence[float]]) -> LossBand:
-    """Make the band of runs that differ only in their seeds.
-
-    curves: the loss of each step, in nats per token.
-    Raises: UsageError for fewer than two curves, or curves that are not finite, not equally long, or equal.
-    Source: prediction interval on one observation of a normal distribution, Montgomery & Runger, Applied
-        Statistics and Probability for Engineers, 3rd edition, (8-29), with Bonferroni's inequality over
-        all windows.
-    """
-    num_steps = len(curves[0]) if curves else 0
-    problem = ""
-    if len(curves) < 2:
-        problem = f"found {len(curves)}"
-    elif not num_steps or any(len(curve) != num_steps for curve in curves):
-        problem = f"found {', '.join(str(len(curve)) for curve in curves)} steps"
-    elif not all(math.isfinite(loss) for curve in curves for loss in curve):
-        problem = "a loss is not finite"
-    elif len({tuple(curve) for curve in curves}) < len(curves):
-        problem = "two are equal, so their spread says nothing about other seeds"
-    if problem:
-        raise UsageError(f"a band needs at least two finite curves of equal length: {problem}")
-    size = max(1, num_steps // NUM_WINDOWS)
-    starts = range(0, num_steps - size + 1, size)
-    windows = [range(start, start + size) for start in starts]
-    windows[-1] = range(starts[-1], num_steps)
-    by_window = [[_mean_in(window, curve) for curve in curves] for window in windows]
-    num = len(curves)
-    quantile = float(student_t.isf(FALSE_ALARMS / (2 * len(windows)), num - 1))
-    spreads = [stdev(values) for values in by_window]
-    # A few seeds can agree by chance in one window: the pooled deviation is the lower bound.
-    pooled = math.sqrt(fmean(spread**2 for spread in spreads))
-    return LossBand(
-        num_curves=num,
-        windows=windows,
-        means=[fmean(values) for values in by_window],
-        half_widths=[quantile * max(spread, pooled) * math.sqrt(1 + 1 / num) for spread in spreads],
-    )
-
-
-def _mean_in(window: range, curve: Sequence[float]) -> float:
-    return fmean(curve[window.start : window.stop])
-
-
-def judge_losses(curve: Sequence[float], band: LossBand) -> LevelResult:
-    """Judge a curve by the band. A loss that is too low or not finite fails too.
-
-    Returns: FAIL with `first_step`, the first step of the first window outside of the band;
-        NOT_COMPARED for a curve of another length.
-    """
-    num_steps = band.windows[-1].stop
-    for step, loss in enumerate(curve):
-        if not math.isfinite(loss):
-            reason = f"the loss of step {step} is {loss}"
-            return failed(step + 1, reason, first_step=step)
-    if len(curve) != num_steps:
-        reason = f"the run has {len(curve)} steps, the band {num_steps}"
-        return not_compared(reason)
-    for steps, expected, half_width in zip(band.windows, band.means, band.half_widths, strict=True):
-        mean = _mean_in(steps, curve)
-        if abs(mean - expected) > half_width:
-            too = "higher" if mean > expected else "lower"
-            reason = (
-                f"loss {mean:.4f} nats per token in steps {steps[0]} to {steps[-1]} is {too} than"
-                f" {expected:.4f} ± {half_width:.4f} of {band.num_curves} seeds"
-            )
-            if mean < expected:
-                reason += (
-                    ": does the input contain the label, or the training data a held-out text?"
-                )
-            return failed(len(curve), reason, first_step=steps[0])
-    reason = (
-        f"inside the band of {band.num_curves} seeds; changes below {max(band.half_widths):.4f} nats per token"
-        " can be missed"
-    )
-    return passed(len(curve), reason=reason, first_step=None)
 
 
 Result = TypeVar("Result")
@@ -352,15 +202,11 @@ def open_folder(recipe_file: RecipeFile, output: Path | None) -> Path:
     return folder.path
 
 
-def run_tunings(
-    recipe_file: RecipeFile, output: Path, baseline: Path | None, progress: Progress
-) -> Verdict:
+def run_tunings(recipe_file: RecipeFile, output: Path, progress: Progress) -> Verdict:
     """Run the unfinished tunings of `output`, judge all tunings, and write the verdict.
 
     output: from `open_folder`. A second run in the same folder waits for this one.
-    baseline: output of an earlier run with several seeds.
     """
-    expected = None if baseline is None else read_tunings(baseline)
     require_run(parse_run(recipe_file.recipe.run))
     recipe, tunings = recipe_file.recipe, []
     with locked(output / _LOCK):
@@ -381,7 +227,7 @@ def run_tunings(
                 if not (task.folder / RECORD_FILE).is_file():
                     _tune(task, start, progress)
                 tunings.append(read_tuning(task.folder))
-        verdict, measurements = judge_tunings(tunings, expected)
+        verdict, measurements = judge_tunings(tunings)
         return write_results(verdict, measurements, output)
 
 

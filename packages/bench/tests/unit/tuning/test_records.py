@@ -19,7 +19,7 @@ from assay_bench.tuning.records import (
     model_folder,
     read_recipe,
     read_training_text,
-    read_tunings,
+    read_tuning,
 )
 
 TEXT = """
@@ -249,16 +249,10 @@ def test_model_names_its_folder(tmp_path: Path, model: str, name: str) -> None:
     assert model_folder(tmp_path, model) == tmp_path / name
 
 
-def test_folder_without_a_finished_tuning_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as raised:
-        read_tunings(tmp_path)
-    assert str(raised.value) == f"{tmp_path} has no finished tuning of `assay bench tune`"
-
-
 def test_damaged_record_is_named(tmp_path: Path) -> None:
     path = tmp_path / "micro-llama/full/seed-0/tuning.json"
     path.parent.mkdir(parents=True)
     path.write_text(seal({"schema": 1}))
     with pytest.raises(UsageError) as raised:
-        read_tunings(tmp_path)
+        read_tuning(path.parent)
     assert str(raised.value) == f"{path}: recipe: it is missing"
