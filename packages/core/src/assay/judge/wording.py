@@ -204,7 +204,7 @@ READ_MEASUREMENTS = (
 TIE_WITH_OTHER_LOGITS = "another token at a near tie; the logits differ, which decides"
 # Smaller errors are not written in percent.
 LEAST_PERCENT = 1e-3
-SEEN = "every larger error is seen; a systematic one is seen even when it is much smaller"
+SEEN = "every larger error is seen; a smaller one only if it is systematic, and not always"
 BLIND_PLACE = "at the place with the most noise, even zeros would agree"
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, with the reference's inputs injected into "

@@ -337,7 +337,7 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
         "  worst at model.layers.3.mlp.down_proj: relative error 3.67e-3 = 1.31x the bfloat16 "
         "noise of the same module (limit 3.0x, calibrated on 312 runs)\n"
         "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): every larger error is seen;"
-        " a systematic one is seen even when it is much smaller"
+        " a smaller one only if it is systematic, and not always"
     )
 
 
@@ -535,7 +535,7 @@ def test_each_level_has_its_own_coarsest_row() -> None:
     }
     assert describe_resolution(verdict, found) == (
         "resolution 6e-2 (modules, at b), updates 0.6: every larger error is seen;"
-        " a systematic one is seen even when it is much smaller"
+        " a smaller one only if it is systematic, and not always"
     )
 
 
@@ -554,5 +554,5 @@ def test_a_failure_quotes_the_resolution_of_its_own_place() -> None:
     verdict = failed_at("b", 5.0).model_copy(update={"resolution": 0.03})
 
     assert describe_resolution(verdict, find_deciding_rows(verdict, rows)) == (
-        "resolution 3e-2 (modules, at b): every larger error is seen; a systematic one is seen even when it is much smaller"
+        "resolution 3e-2 (modules, at b): every larger error is seen; a smaller one only if it is systematic, and not always"
     )

@@ -96,7 +96,7 @@ def test_failure_is_printed_whole() -> None:
         "       5.2x / 5.0x\n"
         f"{'':45}1.46e-2\n"
         "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): every larger error is seen;"
-        " a systematic one is seen even when it is much smaller\n"
+        " a smaller one only if it is systematic, and not always\n"
         "report: runs/0412/report.html\n"
         "Next: assay explain module-error\n"
     )
@@ -121,7 +121,7 @@ def test_pass_is_short_and_states_its_resolution() -> None:
         "  not run: sampler: greedy decoding has no sampler\n"
         "  worst at (model): relative error 3.67e-3 = 1.31x the bfloat16 noise of the same "
         "module (limit 3.0x, calibrated on 312 clean runs)\n"
-        "  resolution 8.4e-3 (modules, at (model)): every larger error is seen; a systematic one is seen even when it is much smaller\n"
+        "  resolution 8.4e-3 (modules, at (model)): every larger error is seen; a smaller one only if it is systematic, and not always\n"
         "report: runs/0412/report.html\n"
     )
 
@@ -292,7 +292,7 @@ def test_failure_is_summarised_whole() -> None:
         " | 5.2x / 5.0x |\n"
         "\n"
         "resolution 8.4e-3 (modules, at model.layers.0.mlp.down_proj): every larger error is seen;"
-        " a systematic one is seen even when it is much smaller\n"
+        " a smaller one only if it is systematic, and not always\n"
         "\n"
         "To repeat it:\n"
         "\n"
@@ -334,7 +334,7 @@ def test_pass_is_summarised_whole() -> None:
         "```text\n"
         "The candidate agrees with the reference.\n"
         "  compared 4 tensor pairs (tokens 4)\n"
-        "  resolution 8.4e-3: every larger error is seen; a systematic one is seen even when it is much smaller\n"
+        "  resolution 8.4e-3: every larger error is seen; a smaller one only if it is systematic, and not always\n"
         "```\n"
         "\n"
         "| level | verdict | compared | ratio / limit | resolution | worst |\n"
