@@ -147,7 +147,7 @@ def find_media(loaded: LoadedModel) -> tuple[Media, ...]:
 def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
     """Yield the tensors of one row of the argument `name`."""
     if "spatial_shapes" in inspect.signature(model.forward).parameters:
-        yield from _flattened_patches(_Settings(model, _PARTS).read)
+        yield from _flattened_patches(_Settings(model).read)
     for shape in _likely_shapes(name, model):
         media = Media(name, (1, *shape))
         if _PATCH_MASK in inspect.signature(model.forward).parameters:
@@ -160,7 +160,7 @@ _PATCH_MASK = "bool_masked_pos"
 
 def _mask_patches(model: nn.Module, shape: Sequence[int]) -> Media:
     """Return a mask, (1, patches) bool, of every third patch of an image or video, (..., H, W)."""
-    read = _Settings(model, ("vision_config", "encoder")).read
+    read = _Settings(model).read
     patch = read("patch_size") or 16
     sides = patch if isinstance(patch, list | tuple) else (patch, patch)
     num_patches = math.prod(size // side for size, side in zip(shape[-2:], sides, strict=True))
@@ -171,13 +171,15 @@ def _mask_patches(model: nn.Module, shape: Sequence[int]) -> Media:
 
 def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
     """Yield the shapes of one row of the argument `name`, without its batch."""
-    read = _Settings(model, ("vision_config", "encoder")).read
+    read = _Settings(model).read
     if name.startswith("pixel_values"):
         image = read("num_channels") or 3, *_image_size(read)
         num_frames = read("num_frames", "frames_per_clip")
         if num_frames is not None:
             yield num_frames, *image
         yield image
+        yield image[0], 224, 224  # detectors choose their objects from many places
+        yield 2, *image  # matched with each other
     elif name == "input_values":
         if read("num_mel_bins") is not None:
             yield read("max_length") or _NUM_FRAMES, read("num_mel_bins")
@@ -194,11 +196,11 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
 
 
 class _Settings:
-    """A configuration and its named parts, in which the same setting has several names."""
+    """A configuration and those inside it, in which the same setting has several names."""
 
-    def __init__(self, model: Any, parts: Sequence[str]) -> None:  # noqa: ANN401 - any Hugging Face model
-        found = [model.config, *(getattr(model.config, part, None) for part in parts)]
-        self._parts = [part for part in found if part is not None]
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - any Hugging Face model
+        parts = (value for value in vars(model.config).values() if hasattr(value, "model_type"))
+        self._parts = [model.config, *parts]
 
     def read(self, *keys: str) -> Any:  # noqa: ANN401 - a value of a configuration
         """Return the first value that is not None."""
@@ -206,9 +208,13 @@ class _Settings:
         return next((value for value in found if value is not None), None)
 
 
+# Height and width of images for models without a size of their own.
+_SIZE = 64
+
+
 def _image_size(read: Callable[..., Any]) -> tuple[int, int]:
     """Return height and width of an image."""
-    size = read("image_size", "input_size", "img_size") or 64
+    size = read("image_size", "input_size", "img_size") or _SIZE
     return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
 
@@ -374,14 +380,6 @@ def _try_images(
 
 
 _SOUND = "input_features"
-_PARTS = (
-    "vision_config",
-    "vit_config",
-    "vision_tower_config",
-    "thinker_config",
-    "audio_config",
-    "encoder_config",
-)
 
 
 def _likely_images(
@@ -389,7 +387,7 @@ def _likely_images(
     arguments: Mapping[str, object],
 ) -> Iterator[list[tuple[Media, ...]]]:
     """Yield the tensors of one image, for several sizes, in each form that a model may take."""
-    read = _Settings(model, _PARTS).read
+    read = _Settings(model).read
     if "pixel_values" not in arguments:
         yield from _likely_sounds(read, arguments)
         return

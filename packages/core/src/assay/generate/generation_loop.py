@@ -132,13 +132,15 @@ def limits_of_generation(
     its name in the model's outputs. A padded text tests if a recurrent model leaves padding out.
     """
     limits = find_input_limits(loaded, processing, generate)
-    if loaded.media_input or not loaded.can_generate:
+    if loaded.media_input:
         return limits
     if loaded.decoder_start:
         return replace(limits, whole_prefill="the encoder reads it in one call")
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
     if getattr(loaded.model, "_is_stateful", False) and _reads_padding(loaded, token):
         limits = replace(limits, reads_padding=True)
+    if not loaded.can_generate:
+        return limits
     two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
     two_chunks = insert_media(two_chunks, limits, 0, ((),))
     try:
@@ -153,16 +155,17 @@ _READ_PADDING = 1e-3
 
 
 def _reads_padding(loaded: LoadedModel, token: int) -> bool:
-    """Return True if padding before a text changes its logits."""
+    """Return True if padding before a text changes the first output at its last token."""
     short, long = (token,) * 2, (token,) * 6
-    alone_V, padded_V = (
-        generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, 1)).logits[-1, 0]
+    texts = (
+        generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, 1))
         for rows in ((short,), (long, short))
     )
+    alone, padded = (next(iter(text.outputs.values()))[-1, -1] for text in texts)
     rounding = 8 * torch.finfo(next(loaded.model.parameters()).dtype).eps
-    allowed = max(_READ_PADDING, rounding) * alone_V.norm()
+    allowed = max(_READ_PADDING, rounding) * alone.norm()
     # Attention of padding may be NaN, which a recurrence passes on.
-    return not bool((padded_V - alone_V).norm() <= allowed)
+    return not bool((padded - alone).norm() <= allowed)
 
 
 def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:

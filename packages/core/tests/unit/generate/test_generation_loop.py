@@ -218,7 +218,11 @@ def test_model_whose_cache_has_another_name_reads_its_prompt_in_one_call() -> No
 def test_padding_is_kept_from_a_recurrent_model_that_takes_it_for_tokens(
     kind: str, settings: dict[str, Any], *, expected: bool
 ) -> None:
-    assert limits_of_generation(recurrent_model(kind, settings)).reads_padding == expected
+    loaded: Any = recurrent_model(kind, settings)
+    assert limits_of_generation(loaded).reads_padding == expected
+    loaded.model, loaded.can_generate = loaded.model.base_model, False
+    loaded.chooses_answers = False
+    assert limits_of_generation(loaded).reads_padding == expected
 
 
 HIDDEN, POOLED = torch.zeros(2, 5, 8), torch.zeros(2, 8)
