@@ -337,6 +337,11 @@ class _Capture:
                 for name in self.outputs:
                     self._attach(NOISE_PREFIX + name, work, outputs[name])
                     noise_has_nan |= bool(outputs[name].isnan().any())
+                    if self.has_nan and bool(outputs[name].isnan().all()):
+                        raise UsageError(
+                            f"{self.spec.model} computes nothing but NaN as {name.removeprefix('output-')}, in"
+                            f" {wide} and in {self.dtype}, with eager attention: no reference to compare with"
+                        )
                 repeated.offer(number, outputs)
         if self.has_nan and not noise_has_nan:
             raise UsageError(

@@ -17,11 +17,15 @@ INPUTS = InputOptions(prompt_length="4:6", max_new_tokens=2)
 
 @pytest.fixture
 def nan_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    return_nan(monkeypatch, ["float64"])
+
+
+def return_nan(monkeypatch: pytest.MonkeyPatch, dtypes: list[str]) -> None:
     own = capture.load_reference
 
     def load(*arguments: Any, **options: Any) -> Any:
         loaded = own(*arguments, **options)
-        if loaded.dtype == "float64":
+        if loaded.dtype in dtypes:
             head = loaded.model.get_submodule("lm_head")
             head.register_forward_hook(lambda _module, _inputs, output: output * torch.nan)
         return loaded
@@ -54,6 +58,14 @@ def test_yardstick_of_a_narrow_candidate_is_then_of_float32(tmp_path: Path) -> N
 @pytest.mark.usefixtures("nan_in_float64")
 def test_candidate_in_float32_has_no_yardstick(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="computes NaN in float64, but not in float32"):
+        capture_for("float32", tmp_path / "golden")
+
+
+def test_model_that_computes_nothing_but_nan_is_no_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    return_nan(monkeypatch, ["float64", "float32"])
+    with pytest.raises(UsageError, match="nothing but NaN as logits, in float64 and in float32"):
         capture_for("float32", tmp_path / "golden")
 
 
