@@ -107,6 +107,7 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
                 model.save_pretrained(folder / "model")  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - each class fails in its own way
             return Row(name, f"not built: {_first_line(error)}")
+        wide: Verdict | None = None
         try:
             wide = _check(folder, "float32")
             narrow = _check(folder, "bfloat16")
@@ -117,7 +118,8 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
             (folder / "plant.py").write_text(_PLANT.format(module=module))
             wrong = _check(folder, "bfloat16", setup=f"{folder / 'plant.py'}:plant")
         except AssayError as error:
-            return Row(name, f"refused: {_first_line(error)}")
+            refusal = f"refused: {_first_line(error)}"
+            return Row(name, refusal) if wide is None else Row(name, _describe(wide), refusal)
         except Exception as error:  # noqa: BLE001 - one architecture must not end the run
             traceback.print_exc()
             return Row(name, f"error: {_first_line(error)}")

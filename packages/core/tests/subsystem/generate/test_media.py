@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    LightGlueConfig,
+    LightGlueForKeypointMatching,
     PreTrainedModel,
+    RTDetrConfig,
+    RTDetrForObjectDetection,
     SiglipVisionConfig,
     SiglipVisionModel,
     TrOCRConfig,
@@ -25,12 +30,16 @@ from transformers import (
     VisionEncoderDecoderModel,
     ViTConfig,
     ViTForImageClassification,
+    VitPoseBackboneConfig,
+    VitPoseConfig,
+    VitPoseForPoseEstimation,
     Wav2Vec2Config,
     Wav2Vec2ForCTC,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
 
+from assay.media import find_media
 from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import Finished
 
@@ -198,7 +207,31 @@ def test_models_of_images_videos_and_sounds_pass(
     assert (coverage["unused_parameters"], coverage["other_uses"]) == ([], other_uses)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "config", "shape"),
+    [
+        (
+            VitPoseForPoseEstimation,
+            VitPoseConfig(backbone_config=VitPoseBackboneConfig(image_size=[64, 48], **LAYERS)),
+            (1, 3, 64, 48),
+        ),
+        # Chooses 300 of the places in three feature maps, which a small image does not have.
+        (RTDetrForObjectDetection, RTDetrConfig(decoder_layers=1), (1, 3, 224, 224)),
+        (LightGlueForKeypointMatching, LightGlueConfig(), (1, 2, 3, 64, 64)),
+    ],
+)
+def test_size_and_number_of_images_are_those_that_the_model_takes(
+    kind: type[PreTrainedModel], config: Any, shape: tuple[int, ...]
+) -> None:
+    with quiet_transformers():
+        model = kind(config).eval()
+    loaded: Any = SimpleNamespace(
+        model=model, media_input="pixel_values", decoder_start=(), reads_tokens=False
+    )
+    (media,) = find_media(loaded)
+    assert (media.name, media.shape) == ("pixel_values", shape)
+
+
 def test_wrong_vector_of_masked_patches_is_found(assay: RunAssay, tmp_path: Path) -> None:
     model = save(tmp_path / "model", Dinov2Model, Dinov2Config(**LAYERS, **IMAGES))
     setup = f"{model / 'plants.py'}:other_mask"
