@@ -152,7 +152,6 @@ VERDICTS = re.compile(r"(?<![\w.])Verdict\(")
 CALLS_OF = {"files": FILE_READS, "output": PRINTS, "judge": VERDICTS}
 # Other programs read what these print, over a pipe of their own.
 PRINTS_ALLOWED = {
-    "packages/bench/src/assay_bench/performance/running.py",
     "packages/core/src/assay/devices/probe.py",
 }
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,6 @@ from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
     from assay_bench.comparing import Terms
-    from assay_bench.performance.running import EnvironmentComparison
     from assay_bench.results import Evaluation
 
 app = typer.Typer(
@@ -135,7 +134,7 @@ def ab(
         ),
     ] = 0.05,
     blocks: Annotated[
-        int, Option("New processes of A and of B, at least 6. More narrow the interval.", "N")
+        int, Option("Runs of A and of B, at least 6. More narrow the interval.", "N")
     ] = 10,
     output: _Output = None,
     as_json: _AsJson = False,
@@ -151,51 +150,40 @@ def ab(
     Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 NOT_COMPARED
     (underpowered: the interval is too wide; or a suite ran on only one side).
     """
+    from assay.cli.ending import finish
+    from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
+    from assay.runs.results import write_results
     from assay_bench.performance import running, stored
     from assay_bench.performance.records import choose_suites, make_request
 
     for path in environments:
         stored.refuse_other_run(path)
+    chosen, took_turns = choose_suites(suite or []), False
     if any(map(stored.find_stored, environments)):
-        stored_runs = stored.read_sides(*environments)
-        folder = RunFolder.create("bench ab", output)
-        found = stored.compare_stored(
-            stored_runs,
-            environments,
-            suites=choose_suites(suite or []),
-            margin=margin,
-            folder=folder.path,
-        )
-        _end_ab(found, folder.path, as_json=as_json)
-    request = make_request(suite or [], run, model)
-    running.require_blocks(blocks)
-    for path in environments:
-        running.find_python(path)
-    with open_progress() as progress:
-        with progress.step("reading the suites of both environments"):
-            sides = running.Environment.at(environments[0]), running.Environment.at(environments[1])
-        folder = RunFolder.resume("bench ab", output)
-        result = running.compare_environments(
-            sides,
-            request,
-            margin=margin,
-            num_blocks=blocks,
-            folder=folder.path.resolve(),
-            progress=progress,
-        )
-    _end_ab(result, folder.path, as_json=as_json)
-
-
-def _end_ab(result: "EnvironmentComparison", folder: Path, *, as_json: bool) -> NoReturn:
-    """Write the verdict into `folder`, print the comparison, and exit with the code of its verdict."""
-    from assay.cli.ending import finish
-    from assay.output.console import open_console
-    from assay.runs.results import write_results
-    from assay_bench.performance.running import comparison_table, verdict_of
-
-    open_console(sys.stderr if as_json else None).print(comparison_table(result))
-    write_results(verdict_of(result), [], folder)
+        runs = stored.read_sides(*environments)
+        folder = RunFolder.create("bench ab", output).path
+    else:
+        took_turns = True
+        request = make_request(chosen, run, model)
+        running.require_blocks(blocks)
+        for path in environments:
+            running.find_python(path)
+        folder = RunFolder.resume("bench ab", output).path
+        with open_progress() as progress:
+            sides = running.measure_environments(
+                environments,
+                request,
+                num_blocks=blocks,
+                folder=folder.resolve(),
+                progress=progress,
+            )
+        runs = stored.read_sides(*sides)
+    result = stored.compare_stored(
+        runs, environments, suites=chosen, margin=margin, took_turns=took_turns, folder=folder
+    )
+    open_console(sys.stderr if as_json else None).print(running.comparison_table(result))
+    write_results(running.verdict_of(result), [], folder)
     finish(folder, as_json=as_json)
 
 

@@ -1,11 +1,9 @@
-"""The suites, messages to and from a suite process, and the file performance.json. Imports no torch."""
+"""The suites, their request and results, and the file performance.json. Imports no torch."""
 
 import json
 import math
-import os
-import sys
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -32,21 +30,14 @@ SUITES: dict[str, Control] = {
 }
 
 
-def require_suites(
-    names: Iterable[str], known: Collection[str] = SUITES.keys(), where: str = ""
-) -> None:
-    """Raise UsageError for a name that is not in `known`. where: start of the message."""
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{where}{suggest('suite', name, known)}")
-
-
 def choose_suites(names: Sequence[str]) -> list[str]:
     """Return the named suites in the order of their run; all suites without names.
 
     Raises: UsageError.
     """
-    require_suites(names)
+    for name in names:
+        if name not in SUITES:
+            raise UsageError(suggest("suite", name, SUITES))
     return [suite for suite in SUITES if not names or suite in names]
 
 
@@ -54,6 +45,8 @@ RESULT_FILE = "performance.json"
 
 # Discarded rounds, which fill caches, allocators and kernels.
 NUM_WARMUP_ROUNDS = 3
+# At least. On a busy machine most short rounds are disturbed, so they also go on for some seconds.
+NUM_ROUNDS, LEAST_SECONDS = 20, 3.0
 
 
 class SuiteRequest(Record):
@@ -63,13 +56,6 @@ class SuiteRequest(Record):
     """Names, in the order of their run."""
     run: str = "cpu/float32"
     model: str = "micro:llama"
-    num_rounds: int = 20
-    """Timed rounds of each suite, after its warm-up."""
-
-    @property
-    def num_turns(self) -> int:
-        """Return how often a suite waits: before each round, and after the last."""
-        return NUM_WARMUP_ROUNDS + self.num_rounds + 1
 
 
 def make_request(names: Sequence[str], run: str, model: str) -> SuiteRequest:
@@ -146,41 +132,14 @@ class SuiteResult(Record):
         return (self.num_bytes / self.fastest) / (self.read_bytes / min(self.read_seconds))
 
 
-class SuiteEvent(Record):
-    """A line that a suite process writes."""
+class Measured(NamedTuple):
+    """The answer of the process that measures suites."""
 
-    kind: Literal["ready", "measured", "skipped", "usage", "machine"]
-    """ready: waits for a turn. measured: the suite has a result. skipped: it cannot run here.
-
-    usage, machine: no suite can run because of an error of the user or of the machine.
-    """
-    suite: str = ""
-    reason: str = ""
-    result: SuiteResult | None = None
-    device: dict[str, Any] = Field(default_factory=dict)
+    results: list[SuiteResult]
+    skipped: dict[str, str]
+    """Reasons of suites that cannot run here."""
+    device: dict[str, Any]
     """As from `assay.devices.registry.describe_run`."""
-
-
-class TurnClient:
-    """Waits for turns, a line of standard input each, and writes events to standard output."""
-
-    def __init__(self) -> None:
-        self._events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # what libraries print belongs in the log
-
-    def wait(self, suite: str) -> None:
-        """Wait for a turn; called before each round of `suite`, and once after the last.
-
-        Raises: EOFError if the process that gives the turns has ended.
-        """
-        self.send(SuiteEvent(kind="ready", suite=suite))
-        if not sys.stdin.readline():
-            raise EOFError("the process that gives the turns has ended")
-
-    def send(self, event: SuiteEvent) -> None:
-        """Write an event."""
-        self._events.write(event.model_dump_json() + "\n")
-        self._events.flush()
 
 
 class PerformanceResult(Record):

@@ -1,4 +1,4 @@
-"""Compares stored results of `assay bench perf`, such as before and after a change, or in two dtypes.
+"""Compares stored results of `assay bench perf`, such as of two environments, before and after a change, or in two dtypes.
 
 Each run is one process, and a process keeps some properties for life. So an interval needs several runs of both sides:
 the n-th run of A and the n-th of B form a block. They are independent, so that any pairing is valid, but they ran at
@@ -90,11 +90,12 @@ def compare_stored(
     *,
     suites: Sequence[str],
     margin: float,
+    took_turns: bool,
     folder: Path,
 ) -> EnvironmentComparison:
     """Compare the runs of both sides, judge if a suite of B is slower, and write ab.json into `folder`.
 
-    suites: those to compare, of which each may be absent.
+    paths: names of the sides. suites: those to compare, of which each may be absent.
     With fewer than 6 runs of each side, every suite is underpowered.
     Raises: UsageError for another machine or model.
     """
@@ -128,7 +129,7 @@ def compare_stored(
         run=" and ".join(dict.fromkeys(runs)),
         model=first.model,
         blocks=blocks,
-        took_turns=False,
+        took_turns=took_turns,
         provenance=provenance(),
     )
     write_sealed(folder / COMPARISON_FILE, result)

@@ -1,4 +1,4 @@
-"""The process that measures suites, one round per turn, and what a round of each does.
+"""The process that measures suites, and what a round of each does.
 
 Each suite is a function that prepares it and returns its work. Between its rounds the controls are timed: the
 machine's own matrix product and memory read. The ratio of a round to a control just before it depends less on the
@@ -9,7 +9,6 @@ Shapes: B rows, T tokens.
 import gc
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import assay
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.errors import AssayError, MachineError, UsageError
+from assay.errors import MachineError
 from assay.inputs import built_in_texts
 from assay.launch import Rank, World, call
 from assay.metrics import PairSums
@@ -39,12 +38,13 @@ from assay.training.protocol import MicroBatch, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.watchdog import temporary_folder
 from assay_bench.performance.records import (
+    LEAST_SECONDS,
+    NUM_ROUNDS,
     NUM_WARMUP_ROUNDS,
     SUITES,
-    SuiteEvent,
+    Measured,
     SuiteRequest,
     SuiteResult,
-    TurnClient,
 )
 
 # Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices
@@ -138,25 +138,26 @@ class Work(Generic[T]):
     """True for work that does not depend on the model's size."""
     clock: Callable[[], float] = time.perf_counter
 
-    def measure(self, suite: str, bench: Workbench, wait: Callable[[], None]) -> SuiteResult:
-        """Time the rounds. wait: called before each round, when everything is prepared."""
+    def measure(self, suite: str, bench: Workbench, progress: Progress) -> SuiteResult:
+        """Time the rounds."""
         num_threads = torch.get_num_threads()
         if self.one_thread:
             torch.set_num_threads(1)
         device, controls = bench.device, Controls(bench.device, getattr(torch, bench.run.dtype))
-        rounds = []
-        for number in range(NUM_WARMUP_ROUNDS + bench.request.num_rounds):
-            prepared = self.prepare()
-            wait()
-            if number == NUM_WARMUP_ROUNDS:
-                device.reset_peak_memory()
-            times = controls.measure()
-            gc.disable()
-            begun = self.clock()
-            self.work(prepared)
-            device.synchronize()
-            rounds.append((self.clock() - begun, *times))
-            gc.enable()
+        rounds: list[tuple[float, float, float]] = []
+        num_rounds, end = NUM_WARMUP_ROUNDS + NUM_ROUNDS, time.monotonic() + LEAST_SECONDS
+        with progress.step(f"measuring {suite}"):
+            while len(rounds) < num_rounds or time.monotonic() < end:
+                prepared = self.prepare()
+                if len(rounds) == NUM_WARMUP_ROUNDS:
+                    device.reset_peak_memory()
+                times = controls.measure()
+                gc.disable()
+                begun = self.clock()
+                self.work(prepared)
+                device.synchronize()
+                rounds.append((self.clock() - begun, *times))
+                gc.enable()
         seconds, matmul_seconds, read_seconds = map(
             list, zip(*rounds[NUM_WARMUP_ROUNDS:], strict=True)
         )
@@ -386,30 +387,17 @@ def _require(condition: bool, problem: str) -> None:  # noqa: FBT001 - as in `as
         raise MachineError(problem)
 
 
-def measure_suites(request: SuiteRequest, turns: TurnClient, folder: Path) -> None:
-    """Measure the suites of `request`, and write their results as events. folder: for their files."""
-    bench = Workbench(request, folder)
-    for name in request.suites:
-        try:
-            work = FUNCTIONS[name](bench)
-        except SuiteSkippedError as skipped:
-            turns.send(SuiteEvent(kind="skipped", suite=name, reason=str(skipped)))
-            continue
-        result = work.measure(name, bench, partial(turns.wait, name))
-        device = describe_run(bench.device, bench.run)
-        # Another process can still have rounds to run: wait before any other work.
-        turns.wait(name)
-        turns.send(SuiteEvent(kind="measured", suite=name, result=result, device=device))
-
-
-def main() -> int:
-    """Measure the suites of the request in the arguments. `running.suite_process` calls it. Returns: the exit code."""
-    turns = TurnClient()
-    try:
-        with temporary_folder("assay-suites-") as folder:
-            measure_suites(SuiteRequest.model_validate_json(sys.argv[1]), turns, folder)
-    except AssayError as error:
-        kind = "usage" if isinstance(error, UsageError) else "machine"
-        turns.send(SuiteEvent(kind=kind, reason=str(error)))
-        return error.exit_code
-    return 0
+def measure_suites(request: SuiteRequest, progress: Progress) -> Measured:
+    """Measure the suites of `request` in this process."""
+    results: list[SuiteResult] = []
+    skipped: dict[str, str] = {}
+    with temporary_folder("assay-suites-") as folder:
+        bench = Workbench(request, folder)
+        for name in request.suites:
+            try:
+                work = FUNCTIONS[name](bench)
+            except SuiteSkippedError as error:
+                skipped[name] = str(error)
+            else:
+                results.append(work.measure(name, bench, progress))
+        return Measured(results, skipped, describe_run(bench.device, bench.run))

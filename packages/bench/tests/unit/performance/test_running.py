@@ -12,27 +12,26 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.launch import ProcessError
 from assay.output.console import open_console
 from assay.runs import SilentProgress
-from assay_bench.performance import running
-from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SUITES, SuiteRequest, choose_suites
+from assay_bench.performance.records import SUITES, SuiteRequest, choose_suites
 from assay_bench.performance.running import (
-    NUM_QUADS,
     Block,
-    Environment,
     EnvironmentComparison,
     Speed,
     SuiteComparison,
     compare_blocks,
-    compare_environments,
     compare_suite,
     comparison_table,
+    find_python,
     judge_speed,
+    measure_environments,
     performance_table,
     ratio_interval,
-    turn_order,
     verdict_of,
 )
+from assay_bench.performance.stored import find_stored
 from packages.bench.tests.unit.performance.sample_results import performance_result, suite_result
 
 
@@ -84,7 +83,7 @@ def test_pass_needs_every_suite_not_slower(
         EnvironmentComparison(
             margin=0.05, suites=suites,
             blocks=blocks_of([(1.0, 1.0)] * 6), environments={"A": {"name": "a"}, "B": {"name": "b"}},
-            not_compared=not_compared, run="cpu/float32", model="micro:llama", seed=0,
+            not_compared=not_compared, run="cpu/float32", model="micro:llama",
         )
     )  # fmt: skip
     assert found.verdict == verdict
@@ -116,74 +115,6 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> N
     assert [suite.suite for suite in compared] == ["prefill"]
 
 
-def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:
-    here = Environment.current()
-    with pytest.raises(UsageError, match="5 blocks are too few"):
-        compare_environments(
-            (here, here),
-            SuiteRequest(suites=choose_suites([])),
-            margin=0.05,
-            num_blocks=5,
-            folder=tmp_path,
-            progress=SilentProgress(),
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_interrupted_comparison_keeps_its_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[Path] = []
-
-    def measure(_sides: object, _request: object, folder: Path, _rng: object) -> Block:
-        if len(measured) == 4:
-            folder.mkdir()  # left half done
-            measured.append(folder)
-            raise KeyboardInterrupt
-        folder.mkdir()
-        measured.append(folder)
-        return blocks_of([(1.0, 1.5)])[0]
-
-    monkeypatch.setattr(running, "_measure_block", measure)
-    here = Environment.current()
-    request = SuiteRequest(suites=["prefill"])
-
-    def run(asked: SuiteRequest, num_blocks: int) -> EnvironmentComparison:
-        return compare_environments(
-            (here, here), asked, margin=0.05, num_blocks=num_blocks, folder=tmp_path,
-            progress=SilentProgress(),
-        )  # fmt: skip
-
-    with pytest.raises(KeyboardInterrupt):
-        run(request, 6)
-    first = run(request, 6)
-    assert [folder.name for folder in measured] == [
-        *("block0", "block1", "block2", "block3", "block4"),
-        *("block4", "block5"),
-    ]
-    assert verdict_of(first).verdict == "FAIL"
-    with pytest.raises(UsageError, match="holds a comparison of other environments, suites"):
-        run(request.model_copy(update={"run": "cpu/bfloat16"}), 6)
-    # More blocks continue the same comparison.
-    assert len(run(request, 8).blocks) == 8
-    assert len(measured) == 9
-
-
-def test_turns_begin_with_a_warm_up_and_are_balanced() -> None:
-    turns = list(turn_order(random.Random(0)))  # noqa: S311 - reproducible
-    warm_up, rest = turns[: 2 * NUM_WARMUP_ROUNDS], turns[2 * NUM_WARMUP_ROUNDS :]
-    quads = {"".join(rest[n : n + 4]) for n in range(0, len(rest), 4)}
-    assert warm_up == ["A", "B"] * NUM_WARMUP_ROUNDS
-    assert quads == {"ABBA", "BAAB"}
-    assert len(rest) == 4 * NUM_QUADS
-
-
-def test_each_side_waits_once_more_than_its_turns() -> None:
-    turns = list(turn_order(random.Random(1)))  # noqa: S311 - reproducible
-    asked = SuiteRequest(num_rounds=2 * NUM_QUADS)
-    assert turns.count("A") == turns.count("B") == asked.num_turns - 1
-
-
 def write_program(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -191,54 +122,61 @@ def write_program(path: Path, text: str) -> Path:
     return path
 
 
+def measure(
+    environments: tuple[Path, Path], request: SuiteRequest, num_blocks: int, folder: Path
+) -> tuple[Path, Path]:
+    return measure_environments(
+        environments, request, num_blocks=num_blocks, folder=folder, progress=SilentProgress()
+    )
+
+
+# Stands for `assay bench perf` of an environment: notes its turn, and fails in the turn of FAIL.
+PERF = """
+for output; do :; done
+name=$(basename $(dirname "$output"))/$(basename "$output")
+echo "$name $PYTHONPATH$ASSAY_KEPT" >> {turns}
+[ "$name" = "$(cat {fail})" ] && {{ echo "out of luck"; exit 3; }}
+mkdir "$output" && touch "$output/performance.json"
+"""
+
+
+def test_two_environments_take_turns_and_an_interrupted_comparison_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("ASSAY_KEPT", "kept")
+    turns, fail, folder = tmp_path / "turns", tmp_path / "fail", tmp_path / "run"
+    folder.mkdir()
+    fail.write_text("A/001")
+    python = write_program(tmp_path / "bin/python", PERF.format(turns=turns, fail=fail))
+    request = SuiteRequest(suites=["prefill"])
+    with pytest.raises(ProcessError, match="out of luck"):
+        measure((tmp_path, python), request, 2, folder)
+    fail.write_text("")
+    sides = measure((tmp_path, python), request, 2, folder)
+    assert [len(find_stored(side)) for side in sides] == [2, 2]
+    # Another environment does not inherit the import path.
+    expected = ["A/000", "B/000", "B/001", "A/001", "A/001"]
+    assert turns.read_text().splitlines() == [f"{turn} kept" for turn in expected]
+    with pytest.raises(UsageError, match="holds a comparison of other environments, suites"):
+        measure((tmp_path, python), request.model_copy(update={"run": "cpu/bfloat16"}), 2, folder)
+    # More blocks continue the same comparison.
+    measure((tmp_path, python), request, 3, folder)
+    assert turns.read_text().split()[10:] == ["A/002", "kept", "B/002", "kept"]
+
+
+def test_a_python_without_assay_bench_is_named(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "bin/python", f'exec "{sys.executable}" -I -S "$@"')
+    with pytest.raises(ProcessError, match=r"(?s)bench perf of .*No module named .?assay"):
+        measure((tmp_path, program), SuiteRequest(suites=["prefill"]), 6, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["absent", "empty", "file"])
 def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
     with pytest.raises(UsageError, match=f"{name} is not an environment: neither"):
-        Environment.at(tmp_path / name)
-
-
-def test_python_without_assay_bench_is_an_error(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "bin" / "python", f'exec "{sys.executable}" -I -S "$@"')
-    with pytest.raises(UsageError, match=r"No module named 'assay_bench'.*pip$"):
-        Environment.at(tmp_path)
-    with pytest.raises(UsageError, match="lacks the suites"):
-        Environment.at(program)
-
-
-@pytest.mark.parametrize("answer", ["", "hello", "[]", '{"suites": []}'])
-def test_other_program_is_an_error(tmp_path: Path, answer: str) -> None:
-    program = write_program(tmp_path / "python", f"echo '{answer}'")
-    with pytest.raises(UsageError, match="lacks the suites of assay-bench"):
-        Environment.at(program)
-
-
-def test_another_environment_does_not_inherit_the_import_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    monkeypatch.setenv("ASSAY_KEPT", "yes")
-    answer = '{"suites": ["prefill"], "versions": {"torch": "2.9.0"}}'
-    found = Environment.at(write_program(tmp_path / "python", f"echo '{answer}'"))
-    assert "PYTHONPATH" not in found.variables
-    assert found.variables["ASSAY_KEPT"] == "yes"
-    assert found.versions == {"torch": "2.9.0"}
-    with pytest.raises(
-        UsageError, match=f"{tmp_path}/python: unknown suite 'decode'; known: prefill"
-    ):
-        compare_environments(
-            (found, found),
-            SuiteRequest(suites=["decode"]),
-            margin=0.05,
-            num_blocks=6,
-            folder=tmp_path,
-            progress=SilentProgress(),
-        )
-
-
-def test_this_environment_has_all_suites() -> None:
-    assert list(Environment.current().suites) == list(SUITES)
+        find_python(tmp_path / name)
 
 
 def test_six_blocks_span_the_interval() -> None:

@@ -33,7 +33,9 @@ def compared(
     tmp_path: Path, before: Path, after: Path, suites: Sequence[str] = tuple(SUITES)
 ) -> EnvironmentComparison:
     sides = read_sides(before, after)
-    return compare_stored(sides, (before, after), suites=suites, margin=0.05, folder=tmp_path)
+    return compare_stored(
+        sides, (before, after), suites=suites, margin=0.05, took_turns=False, folder=tmp_path
+    )
 
 
 @pytest.mark.parametrize(

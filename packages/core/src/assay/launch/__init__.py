@@ -32,7 +32,6 @@ from assay.launch.first_rank import (
 from assay.launch.process_groups import (
     FORK_SERVER,
     SAME_HASHES,
-    ask_python,
     end_command,
     interrupt_all,
     own_variables,
@@ -55,7 +54,6 @@ __all__ = [
     "WorldError",
     "WorldHungError",
     "WorldSkipped",
-    "ask_python",
     "call",
     "end_command",
     "interrupt_all",

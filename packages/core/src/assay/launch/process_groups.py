@@ -420,31 +420,19 @@ def _ask_environment(python: Path) -> tuple[str, str]:
     """Return the version of assay, "" without it, and `sys.prefix`. Raises: UsageError."""
     name = f"--candidate-python {python}"
     try:
-        answer, last = ask_python(python, _ASK, _ASK_SECONDS)
+        done = subprocess.run(
+            [python, "-P", "-c", _ASK],
+            env=own_variables(python, os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{name} cannot be run: {error}") from None
-    if answer is None:
-        raise UsageError(f"{name} does not work: {last or 'it printed no answer'}")
-    found, prefix = answer
-    return found, prefix
-
-
-def ask_python(python: Path, code: str, seconds: float) -> tuple[Any, str]:
-    """Run `code` with the Python of another environment.
-
-    Returns: the JSON that it printed, or None; the last line on its stderr, or "".
-    Raises: OSError; subprocess.TimeoutExpired.
-    """
-    done = subprocess.run(
-        [python, "-P", "-c", code],
-        env=own_variables(python, os.environ),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    last = (done.stderr.strip().splitlines() or [""])[-1]
     try:
-        return json.loads(done.stdout), last
+        found, prefix = json.loads(done.stdout)
     except ValueError:
-        return None, last
+        last = (done.stderr.strip().splitlines() or ["it printed no answer"])[-1]
+        raise UsageError(f"{name} does not work: {last}") from None
+    return found, prefix
