@@ -65,7 +65,7 @@ def capture(  # noqa: PLR0913 - one for each option
         str | None, Option("Memory for copies that wait to be written.  [default: 256M]", "SIZE")
     ] = None,
     control: Annotated[
-        str | None, Option("A file or a signal that turns the capture off and on.", "FILE|SIGUSR1")
+        str | None, Option("A JSON file that turns the capture off and on.", "FILE")
     ] = None,
     min_parameters: Annotated[
         int, Option("Leave out smaller modules.", "N", minimum=0)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import ContextDecorator, ExitStack, closing
+from contextlib import ContextDecorator, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
 from assay.hooks.module_tracer import find_called_modules, find_compiled_modules
-from assay.recording.limits import Budget, CaptureFilter, open_control, parse_size
+from assay.recording.limits import Budget, CaptureFilter, parse_size
 from assay.recording.recorders import BackgroundWriter, optimizer_steps
 from assay.recording.running_capture import CapturePlan, RunningCapture
 from assay.runs import provenance
@@ -77,8 +77,7 @@ class CaptureFunction:
                 the run waits for it. From half of a limit on, only outputs are recorded, from 90% on
                 only statistics.
             max_memory: Limit on copies that wait to be written.
-            control: "SIGUSR1", which turns the capture off and on, or a file that holds
-                {"capture": true, "tokens": "0:16"} and may change at any time.
+            control: A file that holds {"capture": true, "tokens": "0:16"} and may change at any time.
 
         Raises:
             UsageError: No module matches a glob, the model is being captured, or a part is compiled for
@@ -201,8 +200,7 @@ class Capture(ContextDecorator):
             self.folder = self.plan.folder / f"rank-{rank}" if size > 1 else self.plan.folder
             trace = self._trace = TraceWriter(self.folder, self._describe(rank, size))
             writer = stack.enter_context(BackgroundWriter(trace, self.plan.max_memory))
-            control = stack.enter_context(closing(open_control(self.plan.control)))
-            run = self._run = RunningCapture(self.plan, writer, control, rank)
+            run = self._run = RunningCapture(self.plan, writer, rank)
             _running.append(run)
             stack.callback(_running.remove, run)
             stack.enter_context(run.attached())

@@ -15,7 +15,7 @@ from assay.errors import MachineError, UsageError
 from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attached_process import CaptureSettings, NoteKind
-from assay.recording.limits import SIGNAL, CaptureFilter, parse_size
+from assay.recording.limits import CaptureFilter, parse_size
 from assay.watchdog import WATCHDOG, Kind, signal_group, temporary_folder
 
 _STARTUP = Path(__file__).parent / "startup"
@@ -43,7 +43,7 @@ def run_captured(
     for name in ("max_disk", "max_memory"):
         if text := options.get(name):
             parse_size(text)
-    forwarding = _SignalForwarding(options.get("control"))
+    forwarding = _SignalForwarding()
     with _claimed(location) as absolute, temporary_folder("assay-capture-") as notes, forwarding:
         settings = CaptureSettings(absolute, str(notes), min_parameters, model_name, dict(options))
         paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -136,17 +136,14 @@ class _SignalForwarding:
     the input, and the terminal sends Ctrl-C to both.
     """
 
-    def __init__(self, control: str | None) -> None:
-        self._numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        if control == SIGNAL:
-            self._numbers.append(signal.SIGUSR1)
+    def __init__(self) -> None:
         self._is_grouped = not (os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp())
         self._child: subprocess.Popen[bytes] | None = None
         self._received: list[int] = []
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in self._numbers:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # else it is ignored, as by nohup
                 self._handlers[number] = signal.signal(number, self._receive)
         return self
@@ -165,7 +162,7 @@ class _SignalForwarding:
                 self._forward(self._child, number)
             code = self._child.wait()
         # After a signal, the watchdog ends what is left of the group.
-        if not (self._is_grouped and set(self._received) - {signal.SIGUSR1}):
+        if not (self._is_grouped and self._received):
             WATCHDOG.forget(kind, self._child.pid)
         return code
 

@@ -3,13 +3,10 @@
 import json
 import re
 import shutil
-import signal
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import FrameType
 from typing import Literal, get_args
 
 from assay.errors import UsageError
@@ -212,7 +209,6 @@ class Budget:
         return None
 
 
-SIGNAL = "SIGUSR1"
 _MAX_BYTES = 10_000
 
 
@@ -227,30 +223,20 @@ class Switch:
 
 @dataclass
 class Control:
-    """Controls a running capture. This base class never changes it."""
-
-    switch: Switch = field(default_factory=Switch, init=False)
-
-    def poll(self) -> str | None:
-        """Update `switch` before a pass. Returns: an error in the user's request."""
-        return None
-
-    def close(self) -> None:
-        """Release the source of requests."""
-
-
-@dataclass
-class FileControl(Control):
     """A JSON file, read again when it changes: {"capture": false, "tokens": "0:16"}.
 
     Without a file, the capture is on.
     """
 
-    path: Path
+    path: Path | None
+    """None for a capture that nothing changes."""
+    switch: Switch = field(default_factory=Switch, init=False)
     _known: tuple[int, int] | None = None
 
     def poll(self) -> str | None:
-        """Read the file if it changed. An invalid file changes nothing, and is returned as an error."""
+        """Update `switch` before a pass. An invalid file changes nothing, and is returned as an error."""
+        if self.path is None:
+            return None
         try:
             found = self.path.stat()
             stamp = found.st_mtime_ns, found.st_size
@@ -264,41 +250,6 @@ class FileControl(Control):
         except (OSError, ValueError, UsageError) as error:
             return f"{self.path}: ignored, since {error}"
         return None
-
-
-@dataclass
-class SignalControl(Control):
-    """SIGUSR1, which turns the capture off or on, then calls the previous handler."""
-
-    _earlier: object = None
-
-    def __post_init__(self) -> None:
-        """Install the handler. Raises: UsageError outside of the main thread, as Python requires it."""
-        if threading.current_thread() is not threading.main_thread():
-            raise UsageError(f"control={SIGNAL!r} needs a capture that the main thread starts")
-        self._earlier = signal.signal(signal.SIGUSR1, self._toggle)
-
-    def _toggle(self, number: int, frame: FrameType | None) -> None:
-        self.switch = Switch(not self.switch.is_on, self.switch.tokens)
-        if callable(self._earlier):
-            self._earlier(number, frame)
-
-    def close(self) -> None:
-        """Restore the previous handler, unless another one was installed since."""
-        if signal.getsignal(signal.SIGUSR1) == self._toggle:
-            signal.signal(signal.SIGUSR1, self._earlier or signal.SIG_DFL)  # type: ignore[arg-type]
-
-
-def open_control(text: str | None) -> Control:
-    """Return the control that a user named: SIGUSR1 or the path of a file.
-
-    Raises: UsageError for another signal, or if no handler can be installed.
-    """
-    if text is None:
-        return Control()
-    if text != SIGNAL and hasattr(signal, text):
-        raise UsageError(f"control={text!r}: name {SIGNAL} or a file")
-    return SignalControl() if text == SIGNAL else FileControl(Path(text))
 
 
 def _parse_switch(text: str) -> Switch:

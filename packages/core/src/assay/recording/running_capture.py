@@ -204,10 +204,9 @@ class CapturePlan:
 class RunningCapture:
     """A handler that passes the chosen calls on to a recorder."""
 
-    def __init__(
-        self, plan: CapturePlan, writer: BackgroundWriter, control: Control, rank: int
-    ) -> None:
-        self.plan, self._writer, self._control = plan, writer, control
+    def __init__(self, plan: CapturePlan, writer: BackgroundWriter, rank: int) -> None:
+        self.plan, self._writer = plan, writer
+        self._control = Control(None if plan.control is None else Path(plan.control))
         self._statistics = StatisticsRecorder(writer)
         everything = self._everything = BackgroundRecorder(writer)
         self._recorders: dict[Grade, TraceHandler] = {

@@ -1,12 +1,9 @@
 """Passes that a capture leaves out: warm-up, turned off, over the budget."""
 
-import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ from assay import compare
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.recording.capture import capture
-from assay.recording.limits import Budget, Cost, FileControl, Grade, WarmUp, parse_size, parse_time
+from assay.recording.limits import Budget, Control, Cost, Grade, WarmUp, parse_size, parse_time
 from assay.trace import Trace
 from assay.verdicts import Outcome
 
@@ -140,32 +137,10 @@ def test_a_file_turns_the_capture_off_and_on(
 def test_an_invalid_control_file_is_reported_once(tmp_path: Path, text: str) -> None:
     file = tmp_path / "control.json"
     file.write_text(text)
-    control = FileControl(file)
+    control = Control(file)
     assert str(control.poll()).startswith(f"{file}: ignored, since ")
     assert control.poll() is None
     assert control.switch.is_on
-
-
-def test_a_signal_turns_the_capture_off_and_reaches_the_earlier_handler(tmp_path: Path) -> None:
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        del frame
-        heard.append(number)
-
-    before = signal.signal(signal.SIGUSR1, hear)
-    try:
-        net = nn.Identity()
-        with capture(net, tmp_path / "t", control="SIGUSR1"):
-            for number in range(6):
-                if number in (2, 4):
-                    os.kill(os.getpid(), signal.SIGUSR1)
-                net(torch.zeros(1))
-        assert signal.getsignal(signal.SIGUSR1) is hear
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert steps_of(tmp_path / "t") == [0, 1, 4, 5]
-    assert len(heard) == 2
 
 
 @pytest.mark.parametrize(
