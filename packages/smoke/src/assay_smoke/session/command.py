@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -323,42 +323,6 @@ class Devices:
     """Environment variable with the numbers of the devices that a process may use."""
 
 
-@dataclass(slots=True)
-class Packing:
-    """Hands out devices to items as devices become free, to the largest item first."""
-
-    cards: Sequence[int]
-    """Number of devices of each item. The ranks of a larger item share all devices."""
-    num_devices: int
-    running: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The devices of each running item, by its number."""
-    waiting: list[int] = field(init=False)
-    """Numbers of the items that have not started, the largest first."""
-    _free: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        numbers = range(len(self.cards))
-        self.waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
-        self._free = list(range(self.num_devices))
-
-    def start(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the items that can run now with their devices, which they keep until `finish`."""
-        started = []
-        for number in list(self.waiting):
-            needed = min(self.cards[number], self.num_devices)
-            if needed > len(self._free):
-                continue
-            devices, self._free = tuple(self._free[:needed]), self._free[needed:]
-            self.waiting.remove(number)
-            self.running[number] = devices
-            started.append((number, devices))
-        return started
-
-    def finish(self, number: int) -> None:
-        """Take the devices of an item back."""
-        self._free = sorted([*self._free, *self.running.pop(number)])
-
-
 def run_items(
     items: Sequence[SessionItem],
     devices: Devices | None,
@@ -387,22 +351,29 @@ def _run_side_by_side(
     progress: Progress,
     deadline: float,
 ) -> Iterator[CaseResult]:
-    packing = Packing([item.num_cards or devices.count for item in items], devices.count)
-    running: dict[Future[CaseResult], int] = {}
+    """Start each item as soon as enough devices are free, the largest first."""
+    # The ranks of an item that needs more devices than there are share all.
+    needed = {item.name: min(item.num_cards or devices.count, devices.count) for item in items}
+    waiting = sorted(items, key=lambda item: needed[item.name], reverse=True)
+    free = list(range(devices.count))
+    running: dict[Future[CaseResult], list[int]] = {}
     with ThreadPoolExecutor(devices.count) as pool:
         try:
             while True:
-                for number, cards in packing.start():
-                    visible = {devices.visible: ",".join(map(str, cards))}
-                    task = pool.submit(_run_beside, items[number], visible, folder, progress)
-                    running[task] = number
+                for item in [*waiting]:
+                    if needed[item.name] > len(free):
+                        continue
+                    waiting.remove(item)
+                    own, free = free[: needed[item.name]], free[needed[item.name] :]
+                    visible = {devices.visible: ",".join(map(str, own))}
+                    running[pool.submit(_run_beside, item, visible, folder, progress)] = own
                 if not running:
                     return
                 for task in wait(running, return_when=FIRST_COMPLETED).done:
-                    packing.finish(running.pop(task))
+                    free = sorted([*free, *running.pop(task)])
                     yield task.result()
                 if time.monotonic() > deadline:
-                    packing.waiting.clear()
+                    waiting.clear()
         except BaseException:
             interrupt_all()
             raise

@@ -1,7 +1,9 @@
 """Items run side by side on disjoint devices, or alone on all of them, the largest first."""
 
+import time
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -11,7 +13,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.external.levels import run_external
 from assay_smoke.session import command
-from assay_smoke.session.command import Devices, Packing, SessionItem, run_items
+from assay_smoke.session.command import CaseResult, Devices, SessionItem, run_items
 
 HERE = Path(__file__).parent
 DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
@@ -68,31 +70,26 @@ def test_after_its_budget_a_session_starts_nothing_more(
     assert [result.name for result in results] == ["first"]
 
 
-def test_largest_begins_first_and_small_ones_fill_what_is_left() -> None:
-    packing = Packing([1, 2, 1, 4], 4)
-
-    assert packing.start() == [(3, (0, 1, 2, 3))]
-    assert packing.start() == []
-    packing.finish(3)
-    assert packing.start() == [(1, (0, 1)), (0, (2,)), (2, (3,))]
-    packing.finish(0)
-    packing.finish(1)
-    assert packing.start() == []
-    assert packing.running == {2: (3,)}
-
-
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
-def test_every_item_runs_once_on_devices_of_its_own(num_devices: int) -> None:
-    cards = [1 + number % 4 for number in range(20)]
-    packing = Packing(cards, num_devices)
-    ran: list[int] = []
-    while started := packing.start() or list(packing.running.items()):
-        used = [device for devices in packing.running.values() for device in devices]
-        assert len(used) == len(set(used))
-        assert set(used) <= set(range(num_devices))
-        item, devices = started[0]
-        assert len(devices) == min(cards[item], num_devices)
-        ran.append(item)
-        packing.finish(item)
+def test_every_item_runs_once_on_devices_of_its_own(
+    num_devices: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_use, lock = set[str](), Lock()
 
-    assert sorted(ran) == list(range(20))
+    def run(item: SessionItem, visible: dict[str, str], *_: object) -> CaseResult:
+        own = set(visible[DEVICES.visible].split(","))
+        assert len(own) == min(item.num_cards or 0, num_devices)
+        assert own <= set(map(str, range(num_devices)))
+        with lock:
+            assert in_use.isdisjoint(own)
+            in_use.update(own)
+        time.sleep(0.001)
+        with lock:
+            in_use.difference_update(own)
+        return CaseResult(name=item.name, outcome=Outcome.PASS, seconds=0.0)
+
+    monkeypatch.setattr(command, "_run_beside", run)
+    items = [SessionItem(str(n), "", _pass, 1 + n % 4) for n in range(20)]
+    devices = Devices(num_devices, DEVICES.visible)
+    results = run_items(items, devices, tmp_path, SilentProgress())
+    assert sorted(result.name for result in results) == sorted(item.name for item in items)
