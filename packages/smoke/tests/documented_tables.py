@@ -84,10 +84,22 @@ def _axes_table() -> str:
 def _rules_table() -> str:
     of_vendors = [rule for vendor in vendor_names() for rule in rules_of_vendor(vendor)]
     rows = [
-        (f"`{rule.name}`", rule.describe(), rule.reason, _shown_by(rule))
+        (f"`{rule.name}`", describe_combination(rule), rule.reason, _shown_by(rule))
         for rule in (*RULES, *of_vendors)
     ]
     return _markdown(("rule", "refused", "why", "shown by"), rows)
+
+
+def describe_combination(rule: Rule) -> str:
+    """Describe what a rule refuses, as in "framework pipeline, recompute"."""
+    parts = []
+    for axis in AXES:
+        words = [word for word in axis.values if word in rule.refuses.get(axis.name, ())]
+        if words == [axis.name]:
+            parts.append(axis.name)
+        elif words and len(words) < len(axis.values):
+            parts.append(f"{axis.name} {' or '.join(words)}")
+    return ", ".join(parts)
 
 
 def _shown_by(rule: Rule) -> str:

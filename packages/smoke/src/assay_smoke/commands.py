@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _OWN = "FILE.py:NAME"
+_Coverage = Literal["one", "pairwise", "full"]
 
 
 @with_options
@@ -127,7 +128,7 @@ def plan(
     ] = "cpu",
     cards: Annotated[int, Option("Largest number of cards per case.", "N")] = 4,
     coverage: Annotated[
-        Literal["one", "pairwise", "full"],
+        _Coverage,
         Option(
             "Each framework once; every possible pair of values; every case.", "one|pairwise|full"
         ),
@@ -136,10 +137,9 @@ def plan(
         str | None,
         typer.Option("-k", metavar="EXPR", help="Take only ids that match, like `pytest -k`."),
     ] = None,
-    refused: Annotated[
-        bool, Option("Also show refused combinations and reasons.", group="Output")
+    as_json: Annotated[
+        bool, Option("Print one JSON object and nothing else.", group="Output")
     ] = False,
-    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the cases that `assay smoke run` would run, and the pairs of values that each one adds.
 
@@ -149,19 +149,14 @@ def plan(
 
     Exit code: 0; 2 for wrong options.
     """
-    from assay_smoke.matrix.planning import plan_smoke, print_plan, print_refused
+    from assay_smoke.matrix.planning import plan_smoke, print_plan
     from assay_smoke.matrix.rules import require_vendor
 
     planned = plan_smoke(require_vendor(vendor), cards, coverage, expression)
     if as_json:
         print_text(planned.model_dump_json(by_alias=True, indent=1))
-        return
-    print_plan(planned)
-    if refused:
-        print_refused(planned)
-
-
-_Coverage = Literal["one", "pairwise", "full"]
+    else:
+        print_plan(planned)
 
 
 def _read_libraries(names: Iterable[str]) -> "list[ExternalLibrary]":

@@ -334,7 +334,6 @@ class TuningRecord(_OneTuning):
     """The file tuning.json. It is written last, so its presence marks a finished tuning."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
-    recipe_hash: str
     start: ModelStart
     end: Measured
     """The finished model."""

@@ -258,7 +258,6 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     with progress.step(f"writing {task.title}"):
         end = _launch(_WRITE_MODEL, task, 1, progress)
     record = TuningRecord(
-        recipe_hash=recipe.hash,
         recipe=recipe,
         model=task.model,
         permutation=task.permutation,

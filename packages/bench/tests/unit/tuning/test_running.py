@@ -50,7 +50,6 @@ def tuning(
     began = ModelStart(data_hash={"sums": "s"}, weights_hash="w", held_out=BEFORE)
     record = TuningRecord(
         schema=1,
-        recipe_hash=kept.hash,
         recipe=kept,
         model="micro:llama",
         permutation="full",

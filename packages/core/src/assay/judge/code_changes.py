@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from assay.errors import name_some
 from assay.judge.results import PortResult, ReplayResults
 
 # Places that a description names.
@@ -45,6 +46,4 @@ def describe_changes(changes: Sequence[CodeChange]) -> str:
     stages: dict[str, float] = {}
     for one in changes:
         stages[one.stage] = max(stages.get(one.stage, 0.0), one.error)
-    shown = [f"{stage} by {error:.2g}" for stage, error in list(stages.items())[:_SHOWN]]
-    more = len(stages) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return name_some([f"{stage} by {error:.2g}" for stage, error in stages.items()], _SHOWN)

@@ -31,7 +31,6 @@ from assay.launch.first_rank import (
 )
 from assay.launch.process_groups import (
     FORK_SERVER,
-    SAME_HASHES,
     end_command,
     interrupt_all,
     own_variables,
@@ -42,7 +41,6 @@ from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_
 
 __all__ = [
     "FORK_SERVER",
-    "SAME_HASHES",
     "ForkServerError",
     "ProcessError",
     "Rank",

@@ -213,15 +213,6 @@ _MAX_BYTES = 10_000
 
 
 @dataclass
-class Switch:
-    """State of a control, which holds from the next pass on."""
-
-    is_on: bool = True
-    tokens: Ranges | None = None
-    """None for the ranges of the capture."""
-
-
-@dataclass
 class Control:
     """A JSON file, read again when it changes: {"capture": false, "tokens": "0:16"}.
 
@@ -230,11 +221,13 @@ class Control:
 
     path: Path | None
     """None for a capture that nothing changes."""
-    switch: Switch = field(default_factory=Switch, init=False)
-    _known: tuple[int, int] | None = None
+    is_on: bool = field(default=True, init=False)
+    tokens: Ranges | None = field(default=None, init=False)
+    """None for the ranges of the capture."""
+    _known: tuple[int, int] | None = field(default=None, init=False)
 
     def poll(self) -> str | None:
-        """Update `switch` before a pass. An invalid file changes nothing, and is returned as an error."""
+        """Read the file before a pass. An invalid one changes nothing, and is returned as an error."""
         if self.path is None:
             return None
         try:
@@ -244,7 +237,7 @@ class Control:
                 return None
             self._known = stamp
             with self.path.open(encoding="utf-8") as file:
-                self.switch = _parse_switch(file.read(_MAX_BYTES))
+                self.is_on, self.tokens = _parse_control(file.read(_MAX_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, UsageError) as error:
@@ -252,7 +245,7 @@ class Control:
         return None
 
 
-def _parse_switch(text: str) -> Switch:
+def _parse_control(text: str) -> tuple[bool, Ranges | None]:
     try:
         wanted = json.loads(text)
     except (ValueError, RecursionError):
@@ -262,4 +255,4 @@ def _parse_switch(text: str) -> Switch:
     is_on, tokens = wanted.get("capture", True), wanted.get("tokens")
     if not isinstance(is_on, bool) or not isinstance(tokens, str | None):
         raise UsageError('"capture" is true or false, and "tokens" a text such as "0:16"')
-    return Switch(is_on, Ranges.parse(tokens) if tokens else None)
+    return is_on, Ranges.parse(tokens) if tokens else None

@@ -378,11 +378,11 @@ class RunningCapture:
         """Decide whether to record a pass, or a step without passes, and at which grade."""
         if problem := self._control.poll():
             print_error(f"assay: {problem}")
-        switch, chosen = self._control.switch, self.plan.filter
-        if switch.tokens is not None:
-            chosen = replace(chosen, tokens=switch.tokens)
+        chosen = self.plan.filter
+        if self._control.tokens is not None:
+            chosen = replace(chosen, tokens=self._control.tokens)
         self._is_chosen = (
-            switch.is_on
+            self._control.is_on
             and not self.tracer.is_warm_up
             and not self._report_error()
             and chosen.has_pass(site, self._token)

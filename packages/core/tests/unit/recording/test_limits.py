@@ -140,7 +140,7 @@ def test_an_invalid_control_file_is_reported_once(tmp_path: Path, text: str) -> 
     control = Control(file)
     assert str(control.poll()).startswith(f"{file}: ignored, since ")
     assert control.poll() is None
-    assert control.switch.is_on
+    assert control.is_on
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from assay.devices.torch_backend import seed_generators
+from assay.errors import name_some
 from assay.training.state.states import generator_states, restore_generators
 from assay_smoke.data.protocols import (
     Feature,
@@ -30,7 +31,6 @@ from assay_smoke.data.verdict import (
     Fault,
     Subject,
     SubjectReport,
-    list_numbers,
 )
 
 LIBRARIES = ("numpy", "random", "torch")
@@ -379,7 +379,7 @@ def _find_wrong_batches(
     """Find unequal numbers of steps, and batches that are too large."""
     steps = [len(epoch) for epoch in by_rank]
     if len(set(steps)) > 1:
-        wrong = f"the ranks make {list_numbers(steps)} steps"
+        wrong = f"the ranks make {_list_numbers(steps)} steps"
         yield Fault(EQUAL_STEPS, f"{wrong}: the first collective after the shortest hangs", shown)
     for batch in chain(*by_rank):
         if len(batch) > plan.batch_size:
@@ -408,7 +408,7 @@ def _find_lost_or_repeated(
         allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
         faults.append(f"{_name_samples(lost)} never seen{allowed}")
     if num_repeats > excused_repeats:
-        first = f"sample {repeated[0]} by rank {list_numbers(ranks[repeated[0]])}"
+        first = f"sample {repeated[0]} by rank {_list_numbers(ranks[repeated[0]])}"
         faults.append(f"{_name_samples(repeated)} seen more than once ({first})")
     if unknown:
         faults = [f"{_name_samples(unknown)} not in the dataset"]
@@ -418,9 +418,14 @@ def _find_lost_or_repeated(
         report.note("samples are repeated to fill the last batch of every rank")
 
 
+def _list_numbers(numbers: Sequence[int]) -> str:
+    """List numbers, at most as many as fit a line."""
+    return name_some([*map(str, numbers)], 12)
+
+
 def _name_samples(samples: Sequence[int]) -> str:
     return (
-        f"sample {samples[0]} is" if len(samples) == 1 else f"samples {list_numbers(samples)} are"
+        f"sample {samples[0]} is" if len(samples) == 1 else f"samples {_list_numbers(samples)} are"
     )
 
 
@@ -526,6 +531,8 @@ def _describe(run: Run, point: ResumePoint, number: int, actual: Epoch) -> str:
     before = [] if later else run[number][:seen]
     given, whole = (Counter(chain(*epoch)) for epoch in ([*before, *actual], run[number]))
     changed = {"never": whole - given, "again": given - whole}
-    parts = [f"{list_numbers(sorted(one.elements()))} {how}" for how, one in changed.items() if one]
+    parts = [
+        f"{_list_numbers(sorted(one.elements()))} {how}" for how, one in changed.items() if one
+    ]
     how = f": {', '.join(parts)}" if parts else ", in another order"
     return f"sees other samples in epoch {number}{how}"

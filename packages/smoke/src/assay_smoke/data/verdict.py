@@ -172,13 +172,6 @@ class PlannedCheck:
     """True if the user gave the subject. Its exceptions then end the command."""
 
 
-def list_numbers(numbers: Sequence[int], most: int = 12) -> str:
-    """List numbers, at most as many as fit a line."""
-    shown = ", ".join(map(str, numbers[:most]))
-    rest = len(numbers) - most
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
 NOT_ASKED_FOR = "not asked for"
 
 

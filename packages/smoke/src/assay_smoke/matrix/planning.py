@@ -82,16 +82,6 @@ class PlannedCase(Record):
     """Command that repeats the case."""
 
 
-class RefusedCombination(Record):
-    """A combination of words that a rule refuses."""
-
-    rule: str
-    combination: str
-    reason: str
-    shown_by: str
-    """Test of the repository, or page."""
-
-
 class PairCount(Record):
     """Numbers of pairs of words in the plan and in any case."""
 
@@ -109,7 +99,6 @@ class SmokePlan(Record):
     coverage: Coverage
     cases: list[PlannedCase]
     pairs: PairCount
-    refused: list[RefusedCombination]
     notes: list[str]
 
 
@@ -164,16 +153,6 @@ def plan_smoke(
             possible=len(possible),
             uncovered=[pair_in_words(pair) for pair in sorted(possible - covered)],
         ),
-        refused=[
-            RefusedCombination(
-                rule=rule.name,
-                combination=rule.describe(),
-                reason=rule.reason,
-                shown_by=rule.shown_by,
-            )
-            for rule in rules
-            if any(int(number) <= cards for number in rule.refuses.get("cards", "1"))
-        ],
         notes=notes,
     )
 
@@ -200,11 +179,3 @@ def print_plan(planned: SmokePlan) -> None:
     )
     for line in (*(f"note: {note}" for note in planned.notes), summary):
         console.print(line, soft_wrap=True)
-
-
-def print_refused(planned: SmokePlan) -> None:
-    """Print refused combinations."""
-    table = new_table("REFUSED", "WHY")
-    for refused in planned.refused:
-        table.add_row(*map(Text, (refused.combination, refused.reason)))
-    open_console().print("", table, sep="\n")

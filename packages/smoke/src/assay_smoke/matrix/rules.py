@@ -268,17 +268,6 @@ class Rule:
         """Return whether the rule refuses the case with these words by axis."""
         return all(words[axis] in refused for axis, refused in self.refuses.items())
 
-    def describe(self) -> str:
-        """Describe the combination, as in "framework pipeline, recompute"."""
-        parts = []
-        for axis in AXES:
-            words = [word for word in axis.values if word in self.refuses.get(axis.name, ())]
-            if words == [axis.name]:
-                parts.append(axis.name)
-            elif words and len(words) < len(axis.values):
-                parts.append(f"{axis.name} {' or '.join(words)}")
-        return ", ".join(parts)
-
 
 def refusing(*, name: str, reason: str, shown_by: str, **words: str | Iterable[str]) -> Rule:
     """Make a rule from one or several words per axis.

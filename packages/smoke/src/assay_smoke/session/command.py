@@ -545,9 +545,8 @@ def _require_libraries(cases: list[Case]) -> None:
     try:
         require_deepspeed()
     except UsageError as error:
-        others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         raise UsageError(
-            f"{waiting[0]}{others} cannot be run: {error}, or leave them out: -k 'not zero'"
+            f"{name_some(waiting, 1)} cannot be run: {error}, or leave them out: -k 'not zero'"
         ) from error
 
 

@@ -33,10 +33,8 @@ def test_new_pairs_add_up_to_what_is_covered() -> None:
 
 
 def test_what_a_vendor_lacks_is_not_planned() -> None:
-    one = plan_smoke("trainium")
-    frameworks = {case.case.framework for case in one.cases}
+    frameworks = {case.case.framework for case in plan_smoke("trainium").cases}
     assert frameworks == {"one-process", "ddp", "fsdp", "tensor-parallel", "pipeline"}
-    assert any(refused.rule == "trainium-zero" for refused in one.refused)
 
 
 def test_an_expression_chooses_ids() -> None:
@@ -69,13 +67,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 def test_the_command_refuses_an_unknown_vendor() -> None:
     with pytest.raises(UsageError, match=r"^--vendor nvidai: there is cpu, nvidia"):
         plan_cases(vendor="nvidai")
-
-
-def test_refusals_are_those_of_the_cards_that_are_planned_for() -> None:
-    names = [refused.rule for refused in plan_smoke(cards=4).refused]
-    assert "pipeline-recompute" in names
-    assert "pipeline-layers-8" not in names
-    assert "pipeline-layers-8" in [refused.rule for refused in plan_smoke(cards=8).refused]
 
 
 def test_a_vendor_without_known_limits_is_noted() -> None:

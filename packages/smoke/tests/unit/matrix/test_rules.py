@@ -29,7 +29,11 @@ from assay_smoke.matrix.rules import (
     rules_of_vendor,
     vendor_names,
 )
-from packages.smoke.tests.documented_tables import document_tables, with_tables
+from packages.smoke.tests.documented_tables import (
+    describe_combination,
+    document_tables,
+    with_tables,
+)
 
 ROOT = Path(__file__).parents[5]
 
@@ -151,7 +155,7 @@ def test_a_rule_is_described_by_what_it_refuses() -> None:
         reason="None.",
         shown_by="",
     )
-    assert rule.describe() == "framework ddp or fsdp, lora, recompute no"
+    assert describe_combination(rule) == "framework ddp or fsdp, lora, recompute no"
     assert rule.applies(case_of("ddp-2-lora").words)
     assert not rule.applies(case_of("ddp-2-lora-recompute").words)
 
