@@ -104,15 +104,8 @@ def judge_speed(lower: float, upper: float, margin: float) -> Speed:
     return "not slower" if upper < 1 + margin else "underpowered"
 
 
-class Block(Record):
-    """One run of each environment."""
-
-    expected: list[SuiteResult]
-    """Suites of A."""
-    actual: list[SuiteResult]
-    """Suites of B."""
-    skipped: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Reasons by environment, "A" or "B", and suite."""
+# A run of A and one of B.
+Block = tuple[PerformanceResult, PerformanceResult]
 
 
 class SuiteComparison(Record):
@@ -147,7 +140,7 @@ class EnvironmentComparison(Record):
     """Name and versions of A and B."""
     run: str
     model: str
-    blocks: list[Block]
+    num_blocks: int
     took_turns: bool = True
     """False for stored results, of which all of one side may be older."""
     provenance: dict[str, Any] = Field(default_factory=dict)
@@ -157,9 +150,9 @@ def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteCo
     """Compare one suite that both sides ran in all blocks. Too few blocks for an interval are underpowered."""
     pairs = [
         (one, other)
-        for block in blocks
-        for one in block.expected
-        for other in block.actual
+        for expected, actual in blocks
+        for one in expected.suites
+        for other in actual.suites
         if one.suite == other.suite == suite
     ]
     ratios = [actual.fastest / expected.fastest for expected, actual in pairs]
@@ -287,10 +280,10 @@ def compare_blocks(
     skipped: dict[str, str] = {}
     for suite in suites:
         reasons = {
-            side: reasons[suite]
+            side: run.skipped.get(suite, "not every run measured it")
             for block in blocks
-            for side, reasons in block.skipped.items()
-            if suite in reasons
+            for side, run in zip(SIDES, block, strict=True)
+            if all(one.suite != suite for one in run.suites)
         }
         sides = {
             reason: " and ".join(side for side in SIDES if reasons.get(side) == reason)
@@ -343,7 +336,7 @@ _OUTCOMES: dict[Speed, Outcome] = {
 
 def verdict_of(result: EnvironmentComparison) -> Verdict:
     """Return the verdict, with a level for each suite: FAIL if any is slower, PASS only if none can be."""
-    num_blocks = len(result.blocks)
+    num_blocks = result.num_blocks
     levels = {
         one.suite: LevelResult(
             Level(verdict=_OUTCOMES[one.speed], reason=_reason(one, result), compared=num_blocks)
@@ -385,7 +378,7 @@ def _headline(result: EnvironmentComparison, levels: Mapping[str, LevelResult]) 
 
 def _reason(suite: SuiteComparison, result: EnvironmentComparison) -> str | None:
     """Describe the interval, and what to do if it does not decide."""
-    limit, num_blocks = 1 + result.margin, len(result.blocks)
+    limit, num_blocks = 1 + result.margin, result.num_blocks
     if suite.lower is None or suite.upper is None:
         return (
             f"underpowered: {format_count(num_blocks, 'run')} of each side; an interval needs at least {MIN_BLOCKS},"

@@ -16,7 +16,6 @@ from assay_bench.performance.records import RESULT_FILE, PerformanceResult
 from assay_bench.performance.running import (
     COMPARISON_FILE,
     SIDES,
-    Block,
     EnvironmentComparison,
     compare_blocks,
 )
@@ -107,14 +106,7 @@ def compare_stored(
         for name in (*(one.suite for one in run.suites), *run.skipped)
     }
     asked = [suite for suite in suites if suite in known]
-    blocks = [
-        Block(
-            expected=a.suites,
-            actual=b.suites,
-            skipped={"A": _find_absent(a, asked), "B": _find_absent(b, asked)},
-        )
-        for a, b in zip(*sides, strict=False)
-    ]
+    blocks = [*zip(*sides, strict=False)]
     compared, not_compared, skipped = compare_blocks(blocks, asked, margin)
     runs = [side[0].run for side in sides]
     result = EnvironmentComparison(
@@ -128,19 +120,9 @@ def compare_stored(
         },
         run=" and ".join(dict.fromkeys(runs)),
         model=first.model,
-        blocks=blocks,
+        num_blocks=len(blocks),
         took_turns=took_turns,
         provenance=provenance(),
     )
     write_sealed(folder / COMPARISON_FILE, result)
     return result
-
-
-def _find_absent(run: PerformanceResult, suites: Sequence[str]) -> dict[str, str]:
-    """Return the reason of each suite that a run does not have."""
-    has = {one.suite for one in run.suites}
-    return {
-        name: run.skipped.get(name, "not every run measured it")
-        for name in suites
-        if name not in has
-    }

@@ -36,8 +36,13 @@ from packages.bench.tests.unit.performance.sample_results import performance_res
 
 
 def blocks_of(pairs: list[tuple[float, float]]) -> list[Block]:
+    run = performance_result()
     return [
-        Block(expected=[suite_result([a, 9.0])], actual=[suite_result([9.0, b])]) for a, b in pairs
+        (
+            run.model_copy(update={"suites": [suite_result([a, 9.0])]}),
+            run.model_copy(update={"suites": [suite_result([9.0, b])]}),
+        )
+        for a, b in pairs
     ]
 
 
@@ -82,7 +87,7 @@ def test_pass_needs_every_suite_not_slower(
     found = verdict_of(
         EnvironmentComparison(
             margin=0.05, suites=suites,
-            blocks=blocks_of([(1.0, 1.0)] * 6), environments={"A": {"name": "a"}, "B": {"name": "b"}},
+            num_blocks=6, environments={"A": {"name": "a"}, "B": {"name": "b"}},
             not_compared=not_compared, run="cpu/float32", model="micro:llama",
         )
     )  # fmt: skip
@@ -104,9 +109,16 @@ def test_pass_needs_every_suite_not_slower(
 def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:
     reason = "needs 2 devices"
     blocks = [
-        block.model_copy(update={"skipped": {"A": {"capture": reason}, "B": skipped_by_b}})
-        for block in blocks_of([(1.0, 1.0)] * 6)
-        for skipped_by_b in [{"capture": reason, "decode": reason}]
+        (
+            a.model_copy(
+                update={
+                    "skipped": {"capture": reason},
+                    "suites": [*a.suites, suite_result(suite="decode")],
+                }
+            ),
+            b.model_copy(update={"skipped": {"capture": reason, "decode": reason}}),
+        )
+        for a, b in blocks_of([(1.0, 1.0)] * 6)
     ]
     suites = choose_suites(["prefill", "decode", "capture"])
     compared, not_compared, skipped = compare_blocks(blocks, suites, 0.05)
@@ -248,7 +260,7 @@ def test_reasons_of_skipped_suites_do_not_widen_the_tables() -> None:
     skipped = dict.fromkeys(["collectives", "decode"], "needs two devices " * 40)
     measured = performance_result().model_copy(update={"skipped": skipped})
     compared = EnvironmentComparison(
-        margin=0.05, suites=[comparison("slower", suite="prefill")], blocks=[], not_compared=skipped,
+        margin=0.05, suites=[comparison("slower", suite="prefill")], num_blocks=6, not_compared=skipped,
         skipped=skipped, run="cpu/float32", model="micro:llama",
     )  # fmt: skip
     for table in (performance_table(measured), comparison_table(compared)):
