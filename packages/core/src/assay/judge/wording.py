@@ -94,11 +94,11 @@ def find_diagnosis(name: str) -> DiagnosisEntry:
 
     Raises: UsageError for an unknown name, with the nearest one.
     """
-    diagnoses = load_diagnoses() | _load("terms.toml")
-    if name in diagnoses:
-        return diagnoses[name]
-    near = difflib.get_close_matches(name, diagnoses, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(diagnoses)}"
+    entries = _load_entries()
+    if name in entries:
+        return entries[name]
+    near = difflib.get_close_matches(name, entries, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(entries)}"
     raise UsageError(f"unknown diagnosis {name!r}{hint}")
 
 
@@ -117,8 +117,12 @@ def describe_diagnosis(name: str) -> str:
 
 
 def list_diagnoses() -> list[tuple[str, str, str]]:
-    """Return name, verdict and summary of every diagnosis."""
-    return [(name, entry.verdict.value, entry.summary) for name, entry in load_diagnoses().items()]
+    """Return name, verdict and summary of everything that `describe_diagnosis` describes."""
+    return [(name, entry.verdict.value, entry.summary) for name, entry in _load_entries().items()]
+
+
+def _load_entries() -> dict[str, DiagnosisEntry]:
+    return load_diagnoses() | _load("terms.toml")
 
 
 # Signs in addition to colors, which some readers do not see.

@@ -299,7 +299,9 @@ def read_digest(folder: Path) -> str:
 def _read_manifest(folder: Folder) -> dict[str, Any]:
     path = folder.path / MANIFEST
     if not path.exists():
-        raise TraceError(f"{folder.path} is not a trace: it has no {MANIFEST}")
+        inner = sorted(one.parent.name for one in folder.path.glob(f"*/{MANIFEST}"))
+        hint = f"; these of its folders are traces: {name_some(inner)}" if inner else ""
+        raise TraceError(f"{folder.path} is not a trace: it has no {MANIFEST}{hint}")
     try:
         manifest = from_text(folder.read(folder.existing(MANIFEST)).decode())
     except (ValueError, RecursionError) as error:

@@ -167,6 +167,6 @@ def test_reference_that_does_not_overfit_is_not_compared(train: RunTrain) -> Non
     assert "in 10 steps the reference itself gets from 16.9 to" in level["reason"]
     assert 'data-chart="loss"' in (run.folder / "report.html").read_text()
     tracked = [path.name for path in (run.folder / "tensorboard").iterdir()]
-    assert sorted(tracked) == ["noise", "yardstick"]
+    assert sorted(tracked) == ["exact-reference", "noise"]
     # Whoever has learned nothing has nothing to hold a candidate to: none was run.
     assert not (run.folder / "candidate").exists()

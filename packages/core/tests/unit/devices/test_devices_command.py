@@ -12,6 +12,7 @@ from assay.cli.application import devices
 from assay.devices import detection
 from assay.devices.base import DeviceVendor
 from assay.devices.detection import ListedDevice
+from assay.devices.registry import adapter_names, detect
 
 ACME = DeviceVendor(
     "acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"), verified="Rocket 1"
@@ -60,16 +61,28 @@ def test_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
     assert result.exit_code == 0
     printed = [" ".join(line.split()) for line in result.output.splitlines()]
     assert printed == [
-        "DEVICE VENDOR STATUS VERIFIED DISTRIBUTED COMPILE RUNNER LABELS",
-        "acme Acme Rocket present Rocket 1 gloo eager assay-acme, assay-fast",
-        "npu Huawei Ascend absent no hccl npu l",
-        "bad ? broken ? ? ? ?",
+        "DEVICE VENDOR STATUS VERIFIED DISTRIBUTED COMPILE",
+        "acme Acme Rocket present Rocket 1 gloo eager",
+        "npu Huawei Ascend absent no hccl npu",
+        "bad ? broken ? ? ?",
         "",
-        "VENDOR FOUND OR MISSING",
-        "Acme Rocket 2 x Rocket, Pad: acme:0 acme:1 acme:2",
-        "Huawei Ascend a chip",
-        "bad the adapter for 'bad' is broken: [red]boom[/red]",
+        "VENDOR RUNNER LABELS FOUND OR MISSING",
+        "Acme Rocket assay-acme, assay-fast 2 x Rocket, Pad: acme:0 acme:1 acme:2",
+        "Huawei Ascend l a chip",
+        "bad ? the adapter for 'bad' is broken: [red]boom[/red]",
     ]
+
+
+def test_no_name_is_broken_at_80_columns(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = [one.vendor for kind in adapter_names() for one in detect(kind)]
+    lines = tuple(ListedDevice("spyre", "present", one, ("card",)) for one in shipped)
+    monkeypatch.setattr(detection, "list_devices", lambda timeout: lines)
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = CliRunner().invoke(app, []).output
+    assert len(shipped) > 8
+    for vendor in shipped:
+        for name in (vendor.title, *vendor.runner_labels, vendor.compile_backend):
+            assert name in printed
 
 
 def test_command_is_loaded_without_torch() -> None:

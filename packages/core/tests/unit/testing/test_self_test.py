@@ -104,6 +104,9 @@ def test_a_model_that_passes_and_a_fault_that_is_found_pass(
     clean, planted = result.stdout.split("Now with a planted fault: this one has to FAIL.\n")
     assert clean.startswith("✓ PASS")
     assert planted.startswith("✗ FAIL")
+    assert planted.splitlines()[-1] == (
+        "✓ The selftest passes on cpu/bfloat16: the model agrees, and the planted fault was found."
+    )
 
 
 def test_a_fault_that_is_found_elsewhere_fails(run: Callable[..., Result]) -> None:

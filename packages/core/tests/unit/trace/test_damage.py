@@ -264,8 +264,20 @@ def test_other_folders_are_refused(two_steps: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"manifest\.json: not JSON"):
         Trace.open(two_steps)
     (two_steps / "manifest.json").unlink()
-    with pytest.raises(TraceError, match=r"is not a trace: it has no manifest\.json"):
+    with pytest.raises(TraceError, match=r"is not a trace: it has no manifest\.json$"):
         Trace.open(two_steps)
+
+
+def test_a_folder_of_traces_is_refused_with_their_names(two_steps: Path) -> None:
+    golden = two_steps.parent / "golden"
+    golden.mkdir()
+    for name in ("float16", "bfloat16"):
+        (golden / name).symlink_to(two_steps)
+    with pytest.raises(TraceError) as raised:
+        Trace.open(golden)
+    assert str(raised.value) == (
+        f"{golden} is not a trace: it has no manifest.json; these of its folders are traces: bfloat16, float16"
+    )
 
 
 def test_damaged_attachment_is_named(two_steps: Path) -> None:

@@ -39,7 +39,7 @@ from assay.training.reports import (
 )
 from assay.verdicts import Verdict
 
-# By side, such as "candidate" and "yardstick".
+# By side, such as "candidate" and "exact-reference".
 Curves = Mapping[str, LossCurve]
 
 _PROJECT = "assay"
@@ -202,7 +202,7 @@ def check_overfit_candidate(
     verdict = write_results(verdict, measurements, folder, check.command)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
-        curves = {"yardstick": reference.yardstick, "noise": reference.noise}
+        curves = {"exact-reference": reference.yardstick, "noise": reference.noise}
         if evidence.candidates:
             curves = {"candidate": evidence.curve} | curves
         where = track(tracker, curves, folder, facts)

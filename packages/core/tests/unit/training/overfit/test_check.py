@@ -14,7 +14,7 @@ from assay.training.reports import LossCurve
 
 CURVES = {
     "candidate": LossCurve(losses=[2.5, 1.25, 0.5], grad_norms=[4.0, 2.0, 1.0]),
-    "yardstick": LossCurve(losses=[2.5, 1.0, 0.25], grad_norms=[4.0, 3.0, 2.0]),
+    "exact-reference": LossCurve(losses=[2.5, 1.0, 0.25], grad_norms=[4.0, 3.0, 2.0]),
 }
 FACTS = {"model": "micro:llama"}
 
@@ -52,7 +52,7 @@ def test_tensorboard_reads_the_curves_of_every_side(tmp_path: Path) -> None:
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     folder = track("tensorboard", CURVES, tmp_path, FACTS)
 
-    assert sorted(path.name for path in folder.iterdir()) == ["candidate", "yardstick"]
+    assert sorted(path.name for path in folder.iterdir()) == ["candidate", "exact-reference"]
     for side, curve in CURVES.items():
         events = reader.EventAccumulator(str(folder / side))
         events.Reload()
@@ -87,8 +87,8 @@ def test_weights_and_biases_gets_every_step_offline_by_default(
     lines = (where / "log.jsonl").read_text().splitlines()
     assert lines[0] == f'[-1, ["assay", "my-run", "{mode}", {{"model": "micro:llama"}}]]'
     assert lines[2] == (
-        '[1, {"loss/candidate": 1.25, "grad_norm/candidate": 2.0, "loss/yardstick": 1.0,'
-        ' "grad_norm/yardstick": 3.0}]'
+        '[1, {"loss/candidate": 1.25, "grad_norm/candidate": 2.0, "loss/exact-reference": 1.0,'
+        ' "grad_norm/exact-reference": 3.0}]'
     )
     assert len(lines) == 4
     sys.modules.pop("wandb")
@@ -108,12 +108,12 @@ def test_weights_and_biases_itself_leaves_an_offline_run(
     (run,) = folder.glob("offline-run-*")
     (record,) = run.glob("run-*.wandb")
     assert read_history(record) == [
-        {"loss/candidate": "2.5", "grad_norm/candidate": "4", "loss/yardstick": "2.5",
-         "grad_norm/yardstick": "4", "_step": "0"},
-        {"loss/candidate": "1.25", "grad_norm/candidate": "2", "loss/yardstick": "1",
-         "grad_norm/yardstick": "3", "_step": "1"},
-        {"loss/candidate": "0.5", "grad_norm/candidate": "1", "loss/yardstick": "0.25",
-         "grad_norm/yardstick": "2", "_step": "2"},
+        {"loss/candidate": "2.5", "grad_norm/candidate": "4", "loss/exact-reference": "2.5",
+         "grad_norm/exact-reference": "4", "_step": "0"},
+        {"loss/candidate": "1.25", "grad_norm/candidate": "2", "loss/exact-reference": "1",
+         "grad_norm/exact-reference": "3", "_step": "1"},
+        {"loss/candidate": "0.5", "grad_norm/candidate": "1", "loss/exact-reference": "0.25",
+         "grad_norm/exact-reference": "2", "_step": "2"},
     ]  # fmt: skip
 
 
