@@ -1,0 +1,67 @@
+"""The examples in the documents run as printed, from an empty folder, and print what the documents show."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.repo.documented_commands import assert_shown, follow
+
+ROOT = Path(__file__).parents[4]
+
+# Pages with the number of outputs that they show.
+PAGES = {
+    "accelerators": 1,
+    "capture": 1,
+    "compare": 1,
+    "debugging": 1,
+    "expectations": 1,
+    "first-ten-minutes": 5,
+    "own-hooks": 1,
+    "pytest": 2,
+    "smoke": 1,
+}
+
+
+def read_page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_examples_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    assert follow(read_page(name), tmp_path) == PAGES[name]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_faults_of_trainers_print_what_the_page_shows(tmp_path: Path) -> None:
+    right, wrong = (
+        "            lr=plan.learning_rate,\n",
+        "            lr=1.5 * plan.learning_rate,\n",
+    )
+    page = read_page("training")
+    assert page.count(right) == 1
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/own_trainer.py").symlink_to(ROOT / "examples/own_trainer.py")
+    assert follow(page.replace(right, wrong), tmp_path) == 2
+
+
+def test_the_readme_shows_the_failure_of_the_first_ten_minutes() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, shown = text.partition("<!-- failing-output:begin")
+    failure, end, _ = shown.partition("```text\n")[2].partition("```\n")
+    assert end
+    assert failure in read_page("first-ten-minutes")
+
+
+def test_other_words_are_found() -> None:
+    printed = ["✗ FAIL: it", "error 2.0e-2 = 405x the noise", "worst row: 7", "the end"]
+    assert_shown(printed, ["✗ FAIL: it", "error 2.1e-2 = 426x the noise", "worst row: 8"])
+    assert_shown(printed, ["✗ FAIL: it", "[...]", "the end"])
+    for wrong in ("error 2.1e-2 = 426x the sound", "error 2.1e-2 = 526x the noise"):
+        with pytest.raises(AssertionError):
+            assert_shown(printed, ["✗ FAIL: it", wrong])
+    with pytest.raises(AssertionError):
+        assert_shown(["2 passed in 1.0s"], ["3 passed in 1.0s"])
+    assert_shown(["2 passed in 1.0s"], ["[...]", "2 passed in 2.5s"])
