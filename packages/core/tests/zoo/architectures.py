@@ -154,6 +154,10 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     yield {**reduced, "pad_token_id": 0}  # some have none, and need it
     # Two layers may lack a kind of layer that the code expects.
     yield _with_numbers(reduced, _LAYERS, 4)
+    # A cache needs a layer of attention.
+    first, *_ = getattr(config_class(), "layer_types", None) or ["full_attention"]
+    yield {**reduced, "layer_types": [first, "full_attention"]}
+    yield {**reduced, "attn_layer_indices": [1]}
     yield _with_numbers(reduced, _KV_HEADS, 4)  # latent attention has as many as queries
     yield {**reduced, "num_heads": 8}  # of a state that is twice as wide
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
