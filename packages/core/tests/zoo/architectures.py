@@ -17,7 +17,8 @@ _LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|dep
 _KV_HEADS = re.compile(r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads")
 # Largest value of a whole number in a configuration, by its name: the first pattern decides.
 _SIZES = (
-    (r"vocab_size", 384),
+    (r"vocab_size(_per_layer_input)?", 384),
+    (r"num_kv_shared_layers", 0),
     (r"num_feat_extract_layers", 99),  # those of the convolutions, whose settings are lists
     (_LAYERS.pattern, 2),
     (_KV_HEADS.pattern, 2),

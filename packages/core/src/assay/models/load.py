@@ -231,7 +231,10 @@ def _describe(
     remote_code: RemoteCode,
 ) -> LoadedModel:
     """Return the properties of a model that do not depend on its weights."""
-    config = module.config.get_text_config()
+    try:
+        config = module.config.get_text_config()
+    except ValueError as error:  # a text encoder and a decoder of something else
+        raise UsageError(f"{source.reference}: {first_line(error)}") from error
     vocab_size = getattr(config, "vocab_size", None) or 0
     tokenizing = find_tokenizing(
         folder,

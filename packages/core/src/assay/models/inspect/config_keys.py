@@ -158,7 +158,11 @@ class KeyReader:
             if key in inert_keys() or key.startswith("_") or value is None:
                 continue
             num_keys += 1
-            if not hasattr(config, name):
+            try:
+                is_known = hasattr(config, name)
+            except Exception:  # noqa: BLE001 - a configuration of transformers refuses what each layer has
+                continue
+            if not is_known:
                 # The class converted an older name of a rotary parameter.
                 rope = getattr(config, ROPE_KEYS[0], None)
                 if isinstance(rope, Mapping) and rope.get(key, value) != value:

@@ -63,7 +63,9 @@ def compare_made(
     made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype, report: LoadReport
 ) -> None:
     """Compare the tensors that the first load computed with the second load's; add to `report`."""
-    second = {name: tensor.detach().cpu() for name, tensor in all_tensors(again)}
+    second = {
+        name: tensor.detach().cpu() for name, tensor in all_tensors(again) if not tensor.is_meta
+    }
     for name, tensor in made.items():
         other = second.get(name)
         if other is None or other.shape != tensor.shape:

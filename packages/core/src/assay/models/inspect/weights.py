@@ -162,6 +162,8 @@ def compare_with_files(
         ):
             report.weights.append(WeightDifference(name=name, problem="not-stored"))
             report.compared += 1
+        elif tensor.is_meta:
+            report.not_compared.append(f"{name} (left without values by transformers)")
         else:
             result.made[name] = tensor.detach().cpu().clone()
     if method is not None:
