@@ -30,7 +30,7 @@ from assay.generate.run_plan import BASE_BYTES
 from assay.generate.spec import PRELOAD, CandidateOptions, GenerateCheck
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, NullHandler, TraceHandler
-from assay.hooks.tensors import map_tensors
+from assay.hooks.tensors import replace_tensors
 from assay.judge.levels import outcome_of_levels
 from assay.judge.loaded import JudgedLoad
 from assay.judge.replays import Judged
@@ -115,7 +115,7 @@ class _Ports:
 
     def _map(self, active: ActiveCall, value: Any, port: str) -> Any:  # noqa: ANN401
         at = active.call.site
-        return map_tensors(value, port, lambda name, tensor: self.visit(at, name, tensor))
+        return replace_tensors(value, port, lambda name, tensor: self.visit(at, name, tensor))
 
 
 def pass_if_representation(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import suspended
-from assay.hooks.tensors import InPlaceChanges, copy_of, iterate_tensors, map_tensors
+from assay.hooks.tensors import InPlaceChanges, copy_of, iterate_tensors, replace_tensors
 from assay.sites import Call, CallSite
 
 
@@ -112,7 +112,7 @@ class GradientTaps:
         self.inner.enter(active)
         if active.state is None:
             return
-        active.arguments = map_tensors(
+        active.arguments = replace_tensors(
             active.arguments,
             "input",
             lambda port, tensor: self._tap(active, port, computed, tensor),
@@ -127,7 +127,7 @@ class GradientTaps:
             return output
         self._change_callers_tensors(active)
         tap = self._pass_through if _holds_own_loss(active, computed) else self._tap
-        return map_tensors(
+        return replace_tensors(
             output, "output", lambda port, tensor: tap(active, port, computed, tensor)
         )
 

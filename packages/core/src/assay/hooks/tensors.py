@@ -5,7 +5,7 @@ offsets is right on contiguous tensors: if injected values were always contiguou
 error.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
@@ -80,17 +80,41 @@ def map_tensors(
 
     Returns: `value` itself if nothing changed, which keeps identity, else a structure of its type.
     """
+    return _map_tensors(value, port, change, _rebuild_mapping)
+
+
+def replace_tensors(
+    value: Any,  # noqa: ANN401 - any structure
+    port: str,
+    change: Callable[[str, Tensor], Tensor],
+) -> Any:  # noqa: ANN401
+    """Replace tensors as `map_tensors`, and write those of a dictionary into it.
+
+    A module may add to a dictionary that later ones read, as the layers of Gemma 3n that share keys and values.
+    """
+    return _map_tensors(value, port, change, _update_mapping)
+
+
+def _map_tensors(
+    value: Any,  # noqa: ANN401 - any structure
+    port: str,
+    change: Callable[[str, Tensor], Tensor],
+    with_items: Callable[[Any, dict[Any, Any]], Any],
+) -> Any:  # noqa: ANN401
+    def inner(of: Any, name: str) -> Any:  # noqa: ANN401
+        return _map_tensors(of, name, change, with_items)
+
     kind: Any = type(value)
     match _structure_of(kind):
         case None:
             return change(port, value) if isinstance(value, Tensor) else value
         case "mapping":
-            items = {key: map_tensors(item, f"{port}.{key}", change) for key, item in value.items()}
+            items = {key: inner(item, f"{port}.{key}") for key, item in value.items()}
             if all(map(is_, items.values(), value.values())):
                 return value
-            return _rebuild_mapping(value, items)
+            return with_items(value, items)
         case "sequence":
-            parts = [map_tensors(one, f"{port}.{index}", change) for index, one in enumerate(value)]
+            parts = [inner(one, f"{port}.{index}") for index, one in enumerate(value)]
             if all(map(is_, parts, value)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -98,7 +122,7 @@ def map_tensors(
             changes = {}
             for item in fields(value):
                 old = getattr(value, item.name)
-                new = map_tensors(old, f"{port}.{item.name}", change)
+                new = inner(old, f"{port}.{item.name}")
                 if new is not old:
                     changes[item.name] = new
             return replace(value, **changes) if changes else value
@@ -110,6 +134,13 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:  # noqa: ANN401
     # A ModelOutput is a mapping and a dataclass: it takes its items by name.
     kind: Callable[..., Any] = type(value)
     return kind(**items) if is_dataclass(value) else kind(items)
+
+
+def _update_mapping(value: Any, items: dict[Any, Any]) -> Any:  # noqa: ANN401
+    if is_dataclass(value) or not isinstance(value, MutableMapping):
+        return _rebuild_mapping(value, items)
+    value.update(items)
+    return value
 
 
 def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:

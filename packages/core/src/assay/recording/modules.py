@@ -19,7 +19,7 @@ from assay.hooks.tensors import (
     InPlaceChanges,
     TensorMap,
     constants,
-    map_tensors,
+    replace_tensors,
     write_injected,
 )
 from assay.sites import Call, CallSite
@@ -82,7 +82,7 @@ class CallRecorder(ABC, Generic[T]):
         if active.call.caller in self._opaque:
             return
         tensors: dict[str, T] = {}
-        active.arguments = map_tensors(
+        active.arguments = replace_tensors(
             active.arguments, "input", lambda port, tensor: self._record(tensors, port, tensor)
         )
         active.state = UnfinishedCall(
@@ -110,7 +110,7 @@ class CallRecorder(ABC, Generic[T]):
                 unfinished.tensors.pop(f"input.{port}", None)
             self._known.forget(tensor)
             self._record_change(unfinished, f"changed.{port}", tensor)
-        output = map_tensors(output, "output", pass_result)
+        output = replace_tensors(output, "output", pass_result)
         for addition in self._caches.additions(unfinished.caches):
             self._record_change(unfinished, addition.port, addition.tensor)
         call = replace(active.call, ports=tuple(unfinished.tensors), constants=unfinished.constants)

@@ -22,7 +22,7 @@ from assay.hooks.tensors import (
     TensorMap,
     iterate_tensors,
     laid_out_as,
-    map_tensors,
+    replace_tensors,
     write_injected,
 )
 from assay.judge.results import PortResult, ReplayResults
@@ -297,7 +297,7 @@ class Replayer:
         active.state = matched
         replace_port = partial(self._measure_and_replace, active)
         for name, value in active.arguments.items():
-            active.arguments[name] = map_tensors(value, f"input.{names[name]}", replace_port)
+            active.arguments[name] = replace_tensors(value, f"input.{names[name]}", replace_port)
         self._supply_masks(active)
         matched.caches = self._caches.snapshot(active.arguments)
         matched.changes = InPlaceChanges(active.arguments)
@@ -320,7 +320,7 @@ class Replayer:
             return output
         self._replace_changes(active)
         self._find_near_ties(active, output)
-        output = map_tensors(output, "output", partial(self._measure_and_replace, active))
+        output = replace_tensors(output, "output", partial(self._measure_and_replace, active))
         for addition in self._caches.additions(matched.caches):
             # Measured later: the cache is about to be overwritten.
             added = addition.tensor.clone()

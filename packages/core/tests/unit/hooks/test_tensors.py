@@ -21,6 +21,7 @@ from assay.hooks.tensors import (
     iterate_tensors,
     laid_out_as,
     map_tensors,
+    replace_tensors,
 )
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - what torch returns is untyped, too
@@ -91,6 +92,16 @@ def test_unchanged_structures_keep_their_identity() -> None:
 
     assert map_tensors(value, "x", lambda _port, tensor: tensor) is value
     assert changed["same"] is inner
+
+
+def test_a_dictionary_takes_what_replaces_its_tensors_and_a_model_output_does_not() -> None:
+    shared = {"keys": (ONE, TWO)}
+    output = BaseModelOutputWithPast(last_hidden_state=ONE)
+
+    assert replace_tensors({"shared": shared}, "input", doubled)["shared"] is shared
+    assert [float(one) for one in shared["keys"]] == [2.0, 4.0]
+    assert replace_tensors(output, "output", doubled) is not output
+    assert float(output.last_hidden_state) == 1.0
 
 
 def test_attributes_of_a_model_output_survive() -> None:

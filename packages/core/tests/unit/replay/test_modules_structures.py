@@ -1,5 +1,6 @@
 """Results and arguments under replay: their parts, dtypes and shapes, and changes in place."""
 
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,48 @@ def test_value_changed_in_place_between_two_children_is_compared(
 
     def plant(model: Any) -> None:
         model.factor = 2.1
+
+    assert rig.failed(do_nothing) == set()
+    assert rig.failed(plant) == {"(model)"}
+
+
+# KVSharingDict of transformers 5.23 is a UserDict; it was a dict before.
+@pytest.mark.parametrize("container", [dict, UserDict])
+def test_dictionary_to_which_a_layer_adds_what_a_later_one_reads_stays_the_same_one(
+    make_rig: MakeRig, tensor: Callable[..., Tensor], container: Callable[[], Any]
+) -> None:
+    class Layer(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, shared: Any) -> Any:
+            if self.name in shared:
+                return self.linear(x) + shared[self.name][0]
+            shared[self.name] = (self.linear(x),)
+            return x + self.linear(x)
+
+    class Layers(nn.Module):
+        factor = 1.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(map(Layer, ("wide", "narrow", "wide", "narrow")))
+
+        def forward(self, x: Tensor) -> Any:
+            x, shared = x.to(next(self.parameters()).dtype), container()
+            for layer in self.layers:
+                x = layer(x, shared)
+                if layer.name == "narrow":
+                    shared["narrow"] = (shared["narrow"][0] * self.factor,)
+            return x
+
+    x = tensor(1, 64, 8)
+    rig = make_rig(Layers(), lambda model: model(x))
+
+    def plant(model: Any) -> None:
+        model.factor = 1.05
 
     assert rig.failed(do_nothing) == set()
     assert rig.failed(plant) == {"(model)"}

@@ -160,7 +160,7 @@ class KeyReader:
             num_keys += 1
             try:
                 is_known = hasattr(config, name)
-            except Exception:  # noqa: BLE001 - a configuration of transformers refuses what each layer has
+            except Exception:  # noqa: BLE001, S112 - transformers refuses what each layer has its own of
                 continue
             if not is_known:
                 # The class converted an older name of a rotary parameter.
