@@ -51,3 +51,17 @@ def test_a_fault_there_is_located(tmp_path: Path, python: Path) -> None:
     location = found.verdict["location"]
     assert location["module"] == "model.layers.1.self_attn"
     assert location["op"] == "scaled_dot_product_attention"
+
+
+@pytest.mark.long
+def test_a_matrix_has_a_level_for_each_environment(tmp_path: Path, python: Path) -> None:
+    environments = "--matrix", python, "--matrix", "/bin/false"
+    words = "check", "generate", "micro:llama", *SIDES, "--level", "logits", *environments
+    found = run_in_process(tmp_path / "run", *words)
+    assert found.code == 3, found.stderr
+    right, broken = found.verdict["levels"].items()
+    assert (right[1]["verdict"], broken[1]["verdict"]) == ("PASS", "NOT_COMPARED")
+    assert right[0].startswith(f"{python.parents[1].name}: torch ")
+    assert "does not work" in broken[1]["reason"]
+    assert found.verdict["headline"] == "1 of 2 environments agree with the golden."
+    assert (tmp_path / "run" / python.parents[1].name / "verdict.json").is_file()

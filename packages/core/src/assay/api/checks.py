@@ -59,6 +59,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
         str | Path | None,
         Option("Another environment with assay-core, where the candidate runs.", "PATH"),
     ] = None,
+    matrix: Annotated[
+        Sequence[str],
+        Option(
+            "Like --candidate-python, for several environments; prints one table of all.", "PATH"
+        ),
+    ] = (),
     mesh: Annotated[
         str | None,
         Option("Shard the candidate's heads, features and vocabulary over N ranks.", "tp=N"),
@@ -139,7 +145,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
     arguments["candidate_setup"] = setup = code.write(folder)
     arguments["candidate_option"] = check.options or None
     check = replace(check, setup=setup, command=command_line(check_generate, arguments))
-    return run_and_publish(partial(run_check, check), folder, time_allowed)
+    run: Callable[..., object] = partial(run_check, check)
+    if matrix:
+        from assay.generate.matrix import check_matrix
+
+        run = partial(check_matrix, check, [*filter(None, map(_interpreter, matrix))])
+    return run_and_publish(run, folder, time_allowed)
 
 
 def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
@@ -157,6 +168,10 @@ def generate_check_of(given: Mapping[str, Any]) -> "GenerateCheck":
     for name, limit in (("--disk", one.disk), ("--budget", one.budget)):
         if one.golden is not None and limit is not None:
             raise UsageError(f"{name} limits the golden of --reference; --golden is there already")
+    if one.matrix and one.candidate_python is not None:
+        raise UsageError(
+            "--matrix names all environments: give it alone, without --candidate-python"
+        )
     if one.budget is not None and one.level not in ("auto", "modules"):
         raise UsageError("--budget is for --level modules: other levels only generate")
     inputs = input_options(
