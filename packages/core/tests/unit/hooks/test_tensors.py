@@ -101,7 +101,7 @@ def test_a_dictionary_takes_what_replaces_its_tensors_and_a_model_output_does_no
     assert replace_tensors({"shared": shared}, "input", doubled)["shared"] is shared
     assert [float(one) for one in shared["keys"]] == [2.0, 4.0]
     assert replace_tensors(output, "output", doubled) is not output
-    assert float(output.last_hidden_state) == 1.0
+    assert float(output["last_hidden_state"]) == 1.0
 
 
 def test_attributes_of_a_model_output_survive() -> None:
