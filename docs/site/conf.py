@@ -49,11 +49,10 @@ _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _PART = re.compile(r"^## (.+)\n((?:\n|\|.*\n)*)", re.MULTILINE)
 _PAGE_OF_COMMANDS = "docs/site/commands"
 _PAGE_OF_MACHINES = "runners/README"
+_UNPUBLISHED = ("assay runners",)
 _GENERATED = [f"/{_PAGE_OF_COMMANDS}", "/docs/site/api"]
 _OPTION = re.compile(r"(?<![`-])--[\w-]+")
 _FIELD = re.compile(r":param (\w+): (.+)")
-_TEXT_BLOCK = '<div class="highlight-text notranslate"><div class="highlight"><pre>'
-_OUTPUT = re.compile(f"(?<={_TEXT_BLOCK})<span></span>(.*?)\n(?=</pre>)", re.DOTALL)
 
 
 def setup(app: Sphinx) -> None:
@@ -64,7 +63,6 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", describe_call, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", describe_options, priority=600)
     app.connect("autodoc-process-signature", omit_constructor)
-    app.connect("html-page-context", split_outputs)
     app.connect("build-finished", name_first_page)
 
 
@@ -113,18 +111,30 @@ def _hidden_list(title: str, pages: list[str]) -> str:
 
 
 def write_commands(_: Sphinx, page: str, source: list[str]) -> None:
-    """Write the help of every command into the page of commands."""
-    if page == _PAGE_OF_COMMANDS:
-        source[0] += "".join(_describe_command(build_command(assay_app), "assay"))
-
-
-def _describe_command(command: Any, words: str) -> Iterator[str]:  # noqa: ANN401 - of click
-    if (inner := getattr(command, "commands", None)) is not None:
-        for name, one in inner.items():
-            yield from _describe_command(one, f"{words} {name}")
+    """Write a table of all commands, and the help of each, into the page of commands."""
+    if page != _PAGE_OF_COMMANDS:
         return
-    with typer.Context(command, info_name=words) as context:
-        yield f"\n## {words}\n\n```text\n{command.get_help(context)}\n```\n"
+    helps = dict(_describe_command(build_command(assay_app), "assay"))
+    source[0] += "\n| | |\n|---|---|\n"
+    for words, text in helps.items():
+        summary = re.split(r"(?<=[.?])\s|\n\n", text.split("\n\n", 1)[1], maxsplit=1)[0]
+        anchor = words.replace(" ", "-")
+        source[0] += f"| [{words}](#{anchor}) | {' '.join(summary.split())} |\n"
+    for words, text in helps.items():
+        source[0] += f"\n## {words}\n\n```text\n{text}\n```\n"
+
+
+def _describe_command(command: Any, words: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of click
+    """Yield the words and the help of each command of published packages."""
+    for name, one in command.commands.items():
+        inner = f"{words} {name}"
+        if inner in _UNPUBLISHED or one.hidden:
+            continue
+        if hasattr(one, "commands"):
+            yield from _describe_command(one, inner)
+        else:
+            with typer.Context(one, info_name=inner) as context:
+                yield inner, one.get_help(context)
 
 
 def describe_call(
@@ -165,16 +175,6 @@ def describe_options(
 def omit_constructor(_: Sphinx, kind: str, *__: object) -> tuple[str, None] | None:
     """Hide how a class is made that assay makes itself."""
     return ("", None) if kind == "class" else None
-
-
-def split_outputs(_: Sphinx, __: str, ___: str, context: dict[str, Any], ____: object) -> None:
-    """Make an element of each line of terminal output, so that what is wrapped is indented."""
-    if "body" in context:
-        context["body"] = _OUTPUT.sub(_split_output, context["body"])
-
-
-def _split_output(output: re.Match[str]) -> str:
-    return "".join(f'<span class="line">{line or " "}</span>' for line in output[1].split("\n"))
 
 
 def name_first_page(app: Sphinx, error: Exception | None) -> None:

@@ -104,9 +104,9 @@ def describe_combination(rule: Rule) -> str:
 
 def _shown_by(rule: Rule) -> str:
     if rule.shown_by.startswith("https://"):
-        return f"[{rule.shown_by.rpartition('/')[2]}]({rule.shown_by})"
-    path, _, test = rule.shown_by.partition("::")
-    return f"[{test}](../{path})"
+        return f"[source]({rule.shown_by})"
+    path, _, _ = rule.shown_by.partition("::")
+    return f"[test](../{path})"
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

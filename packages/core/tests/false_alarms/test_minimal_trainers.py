@@ -89,11 +89,18 @@ def trial(loop: Loop) -> TrainingTrial:
 
 
 def table(verdicts: dict[Loop, Verdict]) -> str:
-    """A line for each style and dtype, a column for each fault."""
+    """A line for each style, with its dtype unless it is bfloat16, and a column for each fault."""
     cells = {(one.style, one.dtype, one.fault): cell(one, v) for one, v in verdicts.items()}
     lines = sorted({(one.style, one.dtype) for one in verdicts})
-    rows = [(*line, *(cells.get((*line, fault), "") for fault in ("", *FAULTS))) for line in lines]
-    return markdown_table(("style", "dtype", "correct", *FAULTS), rows)
+    columns = ("", *FAULTS)
+    rows = [
+        (
+            ", ".join(line).removesuffix(", bfloat16"),
+            *(cells.get((*line, one), "") for one in columns),
+        )
+        for line in lines
+    ]
+    return markdown_table(("style", "correct", *FAULTS), rows)
 
 
 def cell(loop: Loop, verdict: Verdict) -> str:
