@@ -51,7 +51,10 @@ _LINES_WITH_HEADER = 3
 
 def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     """Render every file. Returns: the texts, by path below the repository's root."""
-    files = {FOLDER / "README.md": _fill("overview.md", packages=_PACKAGES, **_values(fleet))}
+    overview = _fill(
+        "overview.md", packages=_PACKAGES, chart_version=_CHART_VERSION, **_values(fleet)
+    )
+    files = {FOLDER / "README.md": overview}
     for name in _SHARED_FILES:
         files[FOLDER / name] = _fill(
             name, sick=SICK, health_seconds=_HEALTH_SECONDS, github=fleet.github
