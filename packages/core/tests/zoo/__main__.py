@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 import assay
@@ -59,7 +60,8 @@ class Row:
     @property
     def is_wrong(self) -> bool:
         """Return True for a clean FAIL, or a fault that is not found at its module."""
-        return "FAIL" in (self.float32, self.bfloat16) or self.planted != self.found
+        is_red = any(one.startswith("FAIL") for one in (self.float32, self.bfloat16))
+        return is_red or self.planted != self.found
 
 
 def main() -> int:
@@ -103,6 +105,7 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                torch.manual_seed(seed)
                 model = build_tiny(architecture)
                 model.save_pretrained(folder / "model")  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - each class fails in its own way
@@ -170,7 +173,8 @@ def _describe(verdict: Verdict) -> str:
     if verdict.verdict is Outcome.PASS:
         return "PASS"
     if verdict.verdict is Outcome.FAIL:
-        return "FAIL"
+        ratio = f"{verdict.noise_ratio:.3g} of {verdict.limit}" if verdict.noise_ratio else ""
+        return f"FAIL: {verdict.statistic} {verdict.location or ''} {ratio}".rstrip()
     reasons = [
         level.reason or "" for level in verdict.levels.values() if level.verdict is verdict.verdict
     ]
