@@ -18,15 +18,15 @@ from assay.verdicts import Location, Measurement, Outcome, Record, Verdict
 # Three significant digits: errors and ratios of two runs rarely repeat more of them.
 DIGITS = 3
 _SMALLEST_PLAIN = 0.1
-_LARGEST_PLAIN = 1e4
+_LARGEST_PLAIN = 1e9
 _MOST_DIGITS = 17  # enough to tell any two float64 values apart
 
 
 def format_number(value: float, digits: int = DIGITS) -> str:
     """Format `value` with few digits.
 
-    >>> [format_number(v) for v in (0.041, 14.62, 3.0, 518.4, 1.23e6, 0.0)]
-    ['4.1e-2', '14.6', '3.0', '518', '1.23e6', '0']
+    >>> [format_number(v) for v in (0.041, 14.62, 3.0, 518.4, 1.23e6, 1e9, 0.0)]
+    ['4.1e-2', '14.6', '3.0', '518', '1,230,000', '1e9', '0']
     """
     if not math.isfinite(value):
         return str(value)
@@ -37,7 +37,7 @@ def format_number(value: float, digits: int = DIGITS) -> str:
     if abs(rounded) < _SMALLEST_PLAIN or abs(rounded) >= _LARGEST_PLAIN:
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     decimals = max(0, digits - 1 - int(exponent))
-    plain = f"{rounded:.{decimals}f}"
+    plain = f"{rounded:,.{decimals}f}"
     if not decimals:
         return plain
     plain = plain.rstrip("0")

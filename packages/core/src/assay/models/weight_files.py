@@ -208,7 +208,7 @@ def holds_float64(tensors: list[HeaderEntry]) -> bool:
 def stored_weights(tensors: list[HeaderEntry]) -> dict[str, StoredWeight]:
     """Hash the values of every tensor."""
     found: dict[str, StoredWeight] = {}
-    with subtask("hashing its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
+    with subtask("hashing its files", sum(one.size_bytes for one in tensors), "bytes") as task:
         for file in sorted({tensor.file for tensor in tensors}):
             with (
                 file.open("rb") as stream,
@@ -219,5 +219,5 @@ def stored_weights(tensors: list[HeaderEntry]) -> dict[str, StoredWeight]:
                         with memoryview(data)[one.start : one.end] as values:
                             hashed = hash_values(one.dtype, one.shape, values)
                         found[one.name] = StoredWeight(one.dtype, one.shape, hashed)
-                        task.advance(one.size_bytes / 1e6)
+                        task.advance(one.size_bytes)
     return found

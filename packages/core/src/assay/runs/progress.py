@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from assay.foreign_text import one_line
-from assay.progress import Progress, Task, format_duration, innermost_task
+from assay.progress import Progress, Task, format_duration, format_size, innermost_task
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
@@ -68,10 +68,17 @@ class ShownTask:
         return self._label()
 
     def _label(self) -> str:
+        return ", ".join(filter(None, (self._description, self.counted)))
+
+    @property
+    def counted(self) -> str:
+        """Return the finished parts and their total, such as "3 of 8 steps"; "" if it is unknown."""
         if self.total is None:
-            return self._description
-        counted = f"{round(self.done, 1):g} of {round(self.total, 1):g} {self._unit}"
-        return f"{self._description}, {counted.rstrip()}"
+            return ""
+        if self._unit == "bytes":
+            return f"{format_size(int(self.done))} of {format_size(int(self.total))}"
+        done, total = (f"{one:,.1f}".removesuffix(".0") for one in (self.done, self.total))
+        return f"{done} of {total} {self._unit}".rstrip()
 
     def describe_state(self) -> str:
         """Describe the time taken, and the time left of the outermost task with a known rate."""
@@ -143,11 +150,11 @@ class _Bar(ShownTask):
     ) -> None:
         super().__init__(description, total, unit)
         self._bars = bars
-        self.key = bars.add_task(description, total=total, unit=unit)
+        self.key = bars.add_task(description, total=total, counted=self.counted)
 
     def advance(self, amount: float = 1) -> None:
         super().advance(amount)
-        self._bars.advance(self.key, amount)
+        self._bars.update(self.key, advance=amount, counted=self.counted)
 
 
 class BarProgress(Progress):
@@ -161,8 +168,7 @@ class BarProgress(Progress):
         self._bars = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(),
-            rich_progress.MofNCompleteColumn(),
-            rich_progress.TextColumn("{task.fields[unit]}", markup=False),
+            rich_progress.TextColumn("{task.fields[counted]}", markup=False),
             rich_progress.TimeElapsedColumn(),
             rich_progress.TextColumn("left:"),
             rich_progress.TimeRemainingColumn(),

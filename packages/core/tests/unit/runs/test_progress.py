@@ -94,6 +94,20 @@ def test_a_part_that_takes_longer_than_those_before_moves_the_end(
     ]
 
 
+def test_bytes_are_counted_in_their_largest_unit(
+    clock: Clock, lines: LineProgress, stream: io.StringIO
+) -> None:
+    with lines.task("reads", 4_446_110, "bytes") as task:
+        clock.advance(4)
+        task.advance(2_000_000)
+    with lines.task("reads", 4_446_110, "lines"):
+        clock.advance(4)
+    assert [line for line in stream.getvalue().splitlines() if "..." not in line] == [
+        "reads, 2.0 MB of 4.4 MB: 4 s",
+        "reads, 0 of 4,446,110 lines: 4 s",
+    ]
+
+
 def test_minutes(clock: Clock, lines: LineProgress, stream: io.StringIO) -> None:
     with lines.task("trains", 3) as task:
         clock.advance(130)
@@ -240,7 +254,7 @@ def test_a_terminal_gets_bars_and_a_line_for_each_long_task(
         time.sleep(0.2)
     shown = terminal.getvalue()
     assert "\x1b[" in shown
-    assert "2/2" in shown
+    assert "2 of 2 prompts" in shown
     assert "a [note]" in shown
     assert "candidate: prompts [x], 2 of 2 prompts: 0 s" in shown
 

@@ -22,6 +22,7 @@ from assay.judge.levels import (
 )
 from assay.judge.limits import Limits
 from assay.judge.replays import Judged, describe_stages_level
+from assay.judge.wording import format_number
 from assay.launch import Rank, TimeLimits, World, WorldError, call
 from assay.noise import TENSOR_FLOOR
 from assay.runs import Progress
@@ -281,8 +282,8 @@ def _judge_reading(evidence: CaseEvidence) -> LevelResult:
     rows = [judged.measurement("users", "logits")]
     if judged.failed:
         reason = (
-            f"the saved model computes different logits: relative error {answer.logits_error:.2e},"
-            f" {judged.value:.3g}x the noise run's (limit {judged.limit:.3g}x)"
+            f"the saved model computes different logits: relative error {format_number(answer.logits_error)},"
+            f" {format_number(judged.value)}x the noise run's (limit {format_number(judged.limit)}x)"
         )
         return _failed_checkpoint(evidence, reason, 1, rows)
     return passed(1, noise_ratio=judged.value, limit=judged.limit).with_rows(rows)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from assay.judge.wording import format_number
 from assay.models import load_model
 from assay_smoke.data.protocols import (
     IGNORED,
@@ -494,7 +495,7 @@ def _judge_pack(report: SubjectReport, pack: Batch) -> None:
     for attention in ATTENTIONS:
         for piece, ratio in zip(pack.pieces, _noise_ratios(pack, attention), strict=True):
             reason = (
-                f"the logits of sample {piece.sample} in the pack and alone differ by {ratio:.3g}x the"
+                f"the logits of sample {piece.sample} in the pack and alone differ by {format_number(ratio)}x the"
                 f" noise of float32 (limit {LIMIT:g}x, attention {attention}): it sees other samples or"
                 f" other positions. The batch has {given}"
             )

@@ -15,6 +15,7 @@ from assay.dtypes import FORMATS
 from assay.errors import AssayError, name_some
 from assay.judge.levels import LevelResult, failed, not_compared, not_run, passed
 from assay.judge.limits import load_limits
+from assay.judge.wording import format_number
 from assay.sites import Phase
 from assay.statistics import Statistic
 from assay.training.judging.free_run import relative_error_of_losses
@@ -223,7 +224,7 @@ def _judge_spread(
     if over_limit := [ratio for ratio in (spread.losses, ends) if ratio.failed]:
         ratio = over_limit[0]
         over = (
-            f"{ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
+            f"{format_number(ratio.value)}x the difference of two uninterrupted runs of one seed"
             f" (limit {ratio.limit:g}x of {ratio.statistic})"
         )
         return failed_checkpoint(first, compared, f"{difference}: {over}", diagnosis=diagnosis)

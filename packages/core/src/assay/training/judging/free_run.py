@@ -10,6 +10,7 @@ from assay.errors import name_some
 from assay.judge.levels import DiagnosedFault, LevelResult, failed, not_run, passed
 from assay.judge.replays import Judged
 from assay.judge.results import PortResult
+from assay.judge.wording import format_number
 from assay.noise import TENSOR_FLOOR
 from assay.sites import Phase
 from assay.stages import Stage
@@ -64,8 +65,8 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     delta = worst_error(abs(a - e) for a, e in zip(actual, expected, strict=True))
     noise_delta = worst_error(abs(a - e) for a, e in zip(noise, expected, strict=True))
     note = (
-        f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
-        f" (noise run: {noise_delta:.1e})"
+        f"largest difference of a loss over {len(actual)} free steps: {format_number(delta, 2)} nats"
+        f" (noise run: {format_number(noise_delta, 2)})"
     )
     notes = [note, *_report_differences(evidence)]
     limit = evidence.limits.of("loss-error")

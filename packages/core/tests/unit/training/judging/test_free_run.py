@@ -68,7 +68,7 @@ def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() 
     assert judged.limit == 20.0 / 4
     # Of 4 nats 3 units, and 1, are 12/256 and 4/256.
     assert notes == [
-        "largest difference of a loss over 3 free steps: 4.7e-02 nats (noise run: 1.6e-02)"
+        "largest difference of a loss over 3 free steps: 4.7e-2 nats (noise run: 1.6e-2)"
     ]
 
 

@@ -9,6 +9,7 @@
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = await new Response(stream).json();
 
+  const numberOf = (text) => Number(text.replaceAll(",", ""));
   const unpack = ({ labels, codes }) => codes.map((code) => labels[code]);
 
   const make = (tag, className, text) => {
@@ -41,7 +42,7 @@
     const slice = ({ labels, codes }) => ({ labels, codes: cells.map((index) => codes[index]) });
     const [ratio, actual, expected, port] = [map.ratio, map.actual, map.expected, map.port].map(slice);
     const severities = unpack(ratio).map((text) =>
-      text === null ? -1 : Number.isFinite(Number(text)) ? Number(text) : Infinity);
+      text === null ? -1 : Number.isFinite(numberOf(text)) ? numberOf(text) : Infinity);
     const worst = severities.reduce((best, value, index) => value > severities[best] ? index : best, 0);
     const affected = kept.indexOf(map.affected);
     return {
@@ -103,8 +104,8 @@
       const image = context.createImageData(columns, rows);
       const colourOf = (text) => {
         if (text === null) return [0, 0, 0, 0];
-        if (!Number.isFinite(Number(text))) return [...nonfinite, 255];
-        const place = clamp(Math.log10(Number(text)) / top, 0, 1) * (stops.length - 1);
+        if (!Number.isFinite(numberOf(text))) return [...nonfinite, 255];
+        const place = clamp(Math.log10(numberOf(text)) / top, 0, 1) * (stops.length - 1);
         const low = Math.min(Math.floor(place), stops.length - 2);
         const mixed = stops[low].map((value, channel) =>
           value + (stops[low + 1][channel] - value) * (place - low));
@@ -146,7 +147,7 @@
     const describe = (index) => {
       const lines = [map.stages[Math.floor(index / columns)], map.columns[index % columns]];
       if (ratio[index] === null) return [...lines, "not compared"];
-      const isFinite = Number.isFinite(Number(ratio[index]));
+      const isFinite = Number.isFinite(numberOf(ratio[index]));
       return [
         ...lines,
         isFinite ? `${ratio[index]}x the noise of this row` : "not finite",
@@ -187,15 +188,16 @@
     ticks.replaceChildren();
     for (const mark of [1, 3, 10, 30, 100, 1e3, 1e4, 1e5, 1e6, 1e8]) {
       if (mark > map.top * 1.001) break;
-      const tick = make("span", "", mark < 1e4 ? `${mark}x` : `1e${Math.log10(mark)}x`);
+      const tick = make("span", "", `${mark.toLocaleString("en")}x`);
       tick.style.left = `${(100 * Math.log10(mark)) / top}%`;
       ticks.append(tick);
     }
     paint();
     arrange();
-    const line = (map.located ?? Math.floor(map.worst / columns)) * rowHeight;
-    host.scrollTop = line - host.clientHeight / 2;
-    host.scrollLeft = (map.affected ?? map.worst % columns) * width - host.clientWidth / 2;
+    if (map.located !== null) {
+      host.scrollTop = map.located * rowHeight - host.clientHeight / 2;
+      host.scrollLeft = (map.affected ?? map.worst % columns) * width - host.clientWidth / 2;
+    }
     const resized = new ResizeObserver(arrange);
     resized.observe(host);
     signal.addEventListener("abort", () => resized.disconnect());
