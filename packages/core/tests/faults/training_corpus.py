@@ -86,8 +86,9 @@ def training_corpus() -> Iterator[TrainingFault]:
 
 
 def _losses() -> Iterator[TrainingFault]:
-    for name in ("MeanOfMeans", "NotDividedByMicroBatches", "BackwardOfScaledLoss"):
-        yield from _trainer(name, "backward", "loss-scale", "")
+    for name in ("MeanOfMeans", "NotDividedByMicroBatches"):
+        yield from _trainer(name, "forward", "loss-scale", "")
+    yield from _trainer("BackwardOfScaledLoss", "backward", "loss-scale", "")
     for name in ("LabelsShiftedTwice", "PaddingLearned"):
         yield from _trainer(name, "inputs", "inputs-differ", "")
     for name in ("LabelsNotShifted", "PromptsLearned"):
@@ -298,9 +299,12 @@ def _conventions() -> Iterator[TrainingFault]:
     for name, phase, diagnosis in _BROKEN_CONVENTIONS:
         yield from _trainer(name, phase, diagnosis, file="conventions")
     for dtype in BOTH:
-        for name in ("AveragedWithoutFactor", "FactorOfRanksAddedUp"):
+        for name, phase in (
+            ("AveragedWithoutFactor", "backward"),
+            ("FactorOfRanksAddedUp", "forward"),
+        ):
             plant = f"conventions:{name}"
-            yield TrainingFault(plant, dtype, "backward", "loss-scale", mesh="dp=2")
+            yield TrainingFault(plant, dtype, phase, "loss-scale", mesh="dp=2")
         plant = "conventions:AveragedSharesUnderAScale"
         yield TrainingFault(plant, dtype, "clip", "loss-scale", mesh="dp=2")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from assay.errors import name_some
 from assay.foreign_text import one_line
 from assay.judge.coverage import describe_coverage, list_gaps
-from assay.judge.levels import LEVEL_OF_PHASE
+from assay.judge.levels import level_at
 from assay.judge.wording import (
     BLIND_PLACE,
     PHASES,
@@ -353,9 +353,13 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
 def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]:
     """Return details of the place that the verdict names, or of its absence."""
     location = verdict.location
-    level = LEVEL_OF_PHASE[location.phase] if location else ""
+    level = level_at(location) if location else ""
     reason = verdict.levels[level].reason if _fails(verdict, level) else None
-    details: list[str | None] = [reason]
+    is_loaded_wrongly = location is not None and _fails(verdict, "load")
+    details: list[str | None] = [
+        verdict.levels["load"].reason if is_loaded_wrongly else None,
+        reason,
+    ]
     if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
     details.append(_describe_worst(evidence))

@@ -27,6 +27,13 @@ LEVEL_OF_PHASE: dict[Phase, str] = {
     "clip": "gradients", "optimizer": "updates", "checkpoint": "checkpoint", "sampler": "sampler",
 }  # fmt: skip
 
+
+def level_at(location: Location) -> str:
+    """Return the level that judges what `location` names."""
+    is_loss = (location.phase, location.op) == ("forward", "loss")
+    return "loss" if is_loss else LEVEL_OF_PHASE[location.phase]
+
+
 # Largest number of names or suspects in a verdict; the measurements hold all.
 MOST_LISTED = 50
 

@@ -16,6 +16,7 @@ from assay.judge.explain import (
     explain_command,
     explain_verdict,
     find_deciding_rows,
+    over_limit,
 )
 from assay.judge.wording import (
     TIE_WITH_OTHER_LOGITS,
@@ -226,15 +227,28 @@ class Report:
 
     def suspect_cells(self, suspects: list[Suspect]) -> list[dict[str, str]]:
         """Return the lines of `suspects` in every format, by column. The one that is located is marked."""
+        named = (
+            f" (named above{': first in the order of the model' if self._is_named_first else ''})"
+        )
         return [
             {
                 "suspect": describe_location(suspect.location)
-                + (" (named above)" if suspect.location == self.verdict.location else ""),
+                + (named if suspect.location == self.verdict.location else ""),
                 "what": describe_error(suspect.statistic, suspect.error),
                 "ratio / limit": describe_judged(suspect.noise_ratio, suspect.limit),
             }
             for suspect in suspects
         ]
+
+    @property
+    def _is_named_first(self) -> bool:
+        """Return True if the place that the verdict names is not the worst, but the first of its phase that fails."""
+        row = self.decided.deciding
+        if row is None or self.verdict.suspects[0].location == self.verdict.location:
+            return False
+        judged = (one for one in self.measurements if one.limit is not None)
+        failed = (one for one in judged if one.phase == row.phase and over_limit(one) > 1)
+        return all(row.order <= one.order for one in failed)
 
     @property
     def notes(self) -> list[str]:

@@ -114,7 +114,7 @@ def _losses() -> Iterator[Planted]:
         "trainer-ngpu-loss-norm",
         "losses:EachReplicaDividesByAll",
         "losses:EachReplicaAddsItsShare",
-        "backward",
+        "forward",
         "",
         "loss-scale",
     )

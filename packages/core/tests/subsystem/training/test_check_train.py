@@ -95,7 +95,7 @@ def test_norms_of_a_halved_loss_scale_are_measured_step_by_step(
 @pytest.mark.parametrize(
     ("plant", "expected"),
     [
-        ({"trainer": "MeanOfMeans"}, ("backward", "", None, "loss-scale")),
+        ({"trainer": "MeanOfMeans"}, ("forward", "", None, "loss-scale")),
         ({"trainer": "ClippedByHalfOfTheNorm"}, ("clip", None, None, "clip-norm")),
         pytest.param(
             {"trainer": "OptimizerOverClones"},

@@ -95,7 +95,7 @@ def _kind(model_type: str, name: str, *rest: Any) -> Kind:
 KINDS = {
     "sequence classifier": _kind(
         "bert", "BertForSequenceClassification", "class",
-        "MeanOfRows", "gradients", "backward", "", "loss-scale",
+        "MeanOfRows", "loss", "forward", "", "loss-scale",
     ),
     "token classifier": _kind(
         "bert", "BertForTokenClassification", "token",
@@ -107,7 +107,7 @@ KINDS = {
     ),
     "reward": _kind(
         "llama", "LlamaForSequenceClassification", "regression",
-        "HalvesSquares", "loss", "backward", "", "loss-scale",
+        "HalvesSquares", "loss", "forward", "", "loss-scale",
     ),
     "T5": _kind(
         "t5", "T5ForConditionalGeneration", "token",
@@ -128,7 +128,7 @@ KINDS = {
     ),
     "image classifier": _kind(
         "vit", "ViTForImageClassification", "class",
-        "WeightsClasses", "loss", "backward", "", "loss-scale",
+        "WeightsClasses", "loss", "forward", "", "loss-scale",
     ),
     "images in texts: labels": _llava("TrainsImageTokens", "inputs", "inputs", "", "inputs-differ"),
     "images in texts: projector": _llava(

@@ -35,7 +35,8 @@ def test_example_fails_where_its_loss_is_divided_by_the_wrong_number(
     assert verdict.verdict is Outcome.FAIL
     assert verdict.diagnosis == "loss-scale"
     assert verdict.location is not None
-    assert verdict.location.phase == "backward"
+    assert verdict.location.phase == "forward"
+    assert verdict.levels["activations"].verdict is Outcome.PASS
 
 
 def test_loop_without_methods_for_loss_and_backward_is_compared_but_for_its_labels(

@@ -77,7 +77,7 @@ def test_an_adapter_scaled_on_one_stage_is_found_there(check_plant: CheckPlant) 
         ("NormNotReduced", "reduce", "missing-reduction", "model.layers.1.input_layernorm.weight"),
         ("MeanOverRanks", "reduce", "loss-scale", None),
         ("FirstRankForAll", "reduce", "missing-reduction", "model.layers.2.mlp.gate_proj.weight"),
-        ("LocalTokenCount", "backward", "loss-scale", None),
+        ("LocalTokenCount", "forward", "loss-scale", None),
         ("SameMicroBatchOnAllRanks", "inputs", "inputs-differ", None),
         ("RankLearnsFaster", "optimizer", "optimizer-update", None),
         ("RankLoadsOtherMoments", "checkpoint", "checkpoint-mismatch", None),

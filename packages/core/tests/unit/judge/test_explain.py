@@ -265,6 +265,24 @@ def test_an_error_of_all_gradients_is_not_the_model_s() -> None:
     )
 
 
+def test_a_weight_that_loading_changed_comes_before_the_error_of_its_module() -> None:
+    reason = "a.weight is not the reference's in row 7 of 128: relative error 0.5"
+    load = Level(verdict=Outcome.FAIL, reason=reason)
+    assert message(failed_verdict(levels={"load": load})).splitlines()[1] == f"  {reason}"
+
+
+def test_a_wrong_loss_has_the_reason_of_its_own_level() -> None:
+    levels = {
+        name: Level(verdict=Outcome.FAIL, reason=f"{name} is wrong")
+        for name in ("loss", "activations")
+    }
+    loss = Location(phase="forward", module="", op="loss")
+    assert message(failed_verdict(levels=levels, location=loss)).splitlines()[:2] == [
+        "The loss (forward, step 0) differs from the reference.",
+        "  loss is wrong",
+    ]
+
+
 def test_missing_share_of_a_micro_batch_is_not_made_at_one_module() -> None:
     reason = "the gradients lack the share of micro-batch 1 (step 0)"
     verdict = failed_verdict(

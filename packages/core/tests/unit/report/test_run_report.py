@@ -227,3 +227,30 @@ def test_tokens_that_fail_within_the_limit_of_a_tie_say_what_decided() -> None:
     assert rung.cells["worst"] == "another token at a near tie; the logits differ, which decides"
     passed = LadderRung("tokens", Level(verdict=Outcome.PASS, compared=3), row)
     assert passed.cells["ratio / limit"] == "2.5x / 4.0x"
+
+
+@pytest.mark.parametrize(
+    ("order", "mark"),
+    [(1, " (named above: first in the order of the model)"), (3, " (named above)")],
+)
+def test_named_place_behind_a_worse_one_has_its_reason(order: int, mark: str) -> None:
+    rows = [
+        measured(module="a", ratio=8.0, order=order),
+        measured(module="b", ratio=40.0, order=2),
+        measured(module="c", ratio=1.0, order=0),
+    ]
+    suspects = [
+        Suspect(
+            location=Location(phase="forward", module=row.module), statistic=row.statistic,
+            error=row.actual, noise_ratio=row.ratio, limit=4.0,
+        )
+        for row in (rows[1], rows[0])
+    ]  # fmt: skip
+    verdict = Verdict(
+        verdict=Outcome.FAIL, location=suspects[1].location, suspects=suspects,
+        noise_ratio=8.0, limit=4.0, statistic="replay-tensor",
+    )  # fmt: skip
+    report = Report(Path("run"), verdict, rows)
+
+    cells = [line["suspect"] for line in report.suspect_cells(suspects)]
+    assert cells == ["b (forward, step 0)", f"a (forward, step 0){mark}"]

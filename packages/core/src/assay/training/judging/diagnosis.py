@@ -206,13 +206,14 @@ def _find_unlike(
     if not unlike:
         return None
     first = min(one.step for one in unlike)
-    facts = [
-        f"{'lack' if _is_missing(one) else f'have {one.share:.2g} times'} the share of {source}"
-        f" {one.source}"
-        for one in unlike
-        if one.step == first
-    ]
-    reason = f"the gradients {', '.join(facts)} ({describe_steps(one.step for one in unlike)})"
+    facts: dict[str, list[str]] = {}
+    for one in unlike:
+        if one.step == first:
+            verb, times = ("lack", "") if _is_missing(one) else ("hold", f"{one.share:.2g} times ")
+            share = "that" if verb in facts else "the share"
+            facts.setdefault(verb, []).append(f"{times}{share} of {source} {one.source}")
+    words = " and ".join(f"{verb} {' and '.join(shares)}" for verb, shares in facts.items())
+    reason = f"the gradients {words} ({describe_steps(one.step for one in unlike)})"
     location = Location(phase=phase, step=first)
     is_missing = all(map(_is_missing, unlike))
     return DiagnosedFault("missing-reduction" if is_missing else "loss-scale", location, reason)
@@ -505,9 +506,10 @@ def _find_without_gradient(case: Signature) -> DiagnosedFault | None:
 
 def _find_shares(case: Signature) -> DiagnosedFault | None:
     shares = find_wrong_shares(case.evidence)
-    if shares is not None and shares.diagnosis == "loss-scale" and case.is_of_loss():
-        return replace(shares, location=case.here.model_copy(update=_BACKWARD))
-    return shares
+    if shares is None or not case.is_of_loss():
+        return shares
+    is_made_by_loss = case.phase == "forward" or shares.diagnosis == "loss-scale"
+    return replace(shares, location=case.here) if is_made_by_loss else shares
 
 
 def _find_wrong_sums(case: Signature) -> DiagnosedFault | None:
@@ -670,8 +672,7 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("forward",), lambda s: _find_shares(s) if s.is_of_loss() else None),
     (("clip",), lambda s: _find_shares(s) if s.is_hidden_backward_wrong() else None),
     (("backward",), _if(Signature.is_without_gradients, "frozen-parameters", at=_EVERYWHERE)),
-    # A wrong factor of the loss matters only for the gradients.
-    (("forward", "backward"), _if(Signature.is_loss_scaled, "loss-scale", Signature.factor_of_loss, _BACKWARD)),
+    (("forward", "backward"), _if(Signature.is_loss_scaled, "loss-scale", Signature.factor_of_loss)),
     (("backward",), _if(lambda s: s.are_sums_wrong() and is_clipped_in_backward(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
     (("backward", "clip"), _find_without_gradient),
     (("backward", "clip"), _find_gap),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from assay.errors import name_alike, name_some
 from assay.judge.levels import (
     EXACT_NUMBERS,
-    LEVEL_OF_PHASE,
     DecidingNumbers,
     DiagnosedFault,
     LevelResult,
@@ -15,6 +14,7 @@ from assay.judge.levels import (
     deciding_numbers,
     find_worst,
     general_resolution,
+    level_at,
     list_unmatched,
     notes_of,
     rows_of,
@@ -153,7 +153,7 @@ def _judge(
     has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
     finding = decision.finding if has_failed else None
     if finding and finding.reason:
-        result = results[LEVEL_OF_PHASE[finding.location.phase]]
+        result = results[level_at(finding.location)]
         update = {"verdict": Outcome.FAIL, "reason": finding.reason}
         result.level = result.level.model_copy(update=update)
     report = evidence.report
@@ -312,7 +312,7 @@ def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvid
     if level == "activations" and (masks := find_wrong_masks(evidence)):
         return masks.reason
     promise = find_broken_promise(evidence)
-    if promise and level == LEVEL_OF_PHASE[promise.location.phase]:
+    if promise and level == level_at(promise.location):
         return promise.reason
     if level == "updates":
         left_out = find_left_out(evidence, chosen[0])

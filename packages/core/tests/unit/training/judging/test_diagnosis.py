@@ -207,7 +207,7 @@ def test_scale_that_nothing_takes_off_is_an_error_of_the_loss() -> None:
         judged_without_scale(moments_too_large),
     ):
         assert verdict.verdict is Outcome.FAIL
-        assert told(verdict) == ("loss-scale", "backward")
+        assert told(verdict) == ("loss-scale", "forward")
 
 
 @pytest.mark.parametrize("later", [CLIPPED, UPDATED], ids=["in clip", "in the optimizer's phase"])
@@ -460,8 +460,7 @@ def test_loss_of_another_length_is_scaled_if_each_micro_batch_s_gradient_is(
     finding = diagnosed(made)
 
     assert (finding.diagnosis, finding.location.op) == (diagnosis, "loss")
-    if diagnosis == "loss-scale":
-        assert finding.location.phase == "backward"
+    assert finding.location.phase == ("forward" if place == LOSS else "backward")
 
 
 def test_gradient_that_the_model_hands_to_a_child_is_not_the_loss_s() -> None:

@@ -71,10 +71,19 @@ def test_prompts_that_are_trained_on_are_named_by_their_rows() -> None:
         (
             (1.0, 0.01, 1.0, 0.0),
             "missing-reduction",
-            "lack the share of micro-batch 1, lack the share of micro-batch 3",
+            "lack the share of micro-batch 1 and that of micro-batch 3",
         ),
-        ((1.0, 2.0, 1.0), "loss-scale", "have 2 times the share of micro-batch 1"),
-        ((0.5, 1.0), "loss-scale", "have 0.5 times the share of micro-batch 0"),
+        ((1.0, 2.0, 1.0), "loss-scale", "hold 2 times the share of micro-batch 1"),
+        (
+            (1.2, 7.2),
+            "loss-scale",
+            "hold 1.2 times the share of micro-batch 0 and 7.2 times that of micro-batch 1",
+        ),
+        (
+            (0.5, 0.0, 1.0),
+            "loss-scale",
+            "hold 0.5 times the share of micro-batch 0 and lack the share of micro-batch 1",
+        ),
     ],
 )
 def test_micro_batch_whose_share_is_wrong_is_named(
