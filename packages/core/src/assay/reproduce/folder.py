@@ -19,6 +19,7 @@ from assay.models.config_files import first_line
 from assay.recording.programs import GROUP, Program, ProgramPair
 from assay.reproduce.script import (
     OTHER,
+    RIGHT,
     Kind,
     Reproduction,
     Words,
@@ -234,12 +235,13 @@ def find_tokens(one: Reproduction) -> list[str]:
 def write(one: Reproduction, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
     device = one.words.device
-    lines = map(str.strip, one.text.splitlines())
+    lines = [line.strip() for line in one.text.splitlines()]
     fields = vars(one) | one.words._asdict()
     fields |= {
         "there": describe_machine(verdict),
         "operations": list(dict.fromkeys(step.operation for step in one.candidate.steps)),
         "marked": [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)],
+        "right": [line.removesuffix(RIGHT) for line in lines if line.endswith(RIGHT)],
         "rows": one.measure(one.dtype, device),
         "fails_on_cpu": severity(one.measure(one.dtype, "cpu")) > 1,
         "fails_as_recorded": severity(one.measure(one.recorded, device)) > 1,

@@ -1,5 +1,6 @@
 """Programs as Python code: the text of reproduce.py."""
 
+import ast
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,6 +67,7 @@ _FORMS = {
 _PLAIN = {"_unsafe_view": "view"}
 
 OTHER = "  # not so in the reference"
+RIGHT = "  # not so in the candidate"
 
 # Operations of one device, with the function that has their first result on every device, and its keywords.
 _PORTABLE = {
@@ -74,15 +77,45 @@ _PORTABLE = {
 }  # fmt: skip
 
 
-def _mark(code: str, reference: str) -> str:
-    """Mark the lines whose operations are not in the other code, whatever their variables are called."""
+def _mark(code: str, other: str, mark: str) -> str:
+    """Mark the lines with an operation that the other code runs less often, whatever its tensors are.
 
-    def bare(line: str) -> str:
-        return re.sub(r"\bv\d+\b", "v", line)
+    If the operations are the same, mark the lines that run them in another order or on other tensors.
+    """
+    more = Counter(_list_operations(code)) - Counter(_list_operations(other))
+    known = {_without_numbers(line) for line in other.splitlines()}
+    unknown = [line for line in code.splitlines() if _without_numbers(line) not in known]
+    marked = [
+        one for one in unknown if not more.keys().isdisjoint(_list_operations(one))
+    ] or unknown
+    return "\n".join(line + mark if line in marked else line for line in code.splitlines())
 
-    known = {bare(line) for line in reference.splitlines()}
-    lines = code.splitlines()
-    return "\n".join(line if bare(line) in known else line + OTHER for line in lines)
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"\bv\d+\b", "v", line)
+
+
+def _list_operations(code: str) -> list[str]:
+    """Return every operation with its arguments, but for those that are tensors."""
+    calls = (node for node in ast.walk(ast.parse(dedent(code))) if isinstance(node, ast.Call))
+    return [
+        f"{call.func.attr}({', '.join(map(_argument, call.args))}, {[*map(_keyword, call.keywords)]})"
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+    ]
+
+
+def _keyword(keyword: ast.keyword) -> str:
+    return f"{keyword.arg}={_argument(keyword.value)}"
+
+
+def _argument(node: ast.expr) -> str:
+    if isinstance(node, ast.List):
+        return f"[{', '.join(map(_argument, node.elts))}]"
+    is_result = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return (
+        "v" if is_result or isinstance(node, ast.Subscript) else _without_numbers(ast.unparse(node))
+    )
 
 
 class Words(NamedTuple):
@@ -131,9 +164,9 @@ class Reproduction:
             _Writer(program, names, self.recorded, longest).write() for program, names in programs
         )
         fields = vars(self) | self.words._asdict() | {
-            "candidate": _mark(candidate, reference),
-            "reference": None if reference == candidate else reference,
-            "ranks": [_mark(one, reference) for one in ranks],
+            "candidate": _mark(candidate, reference, OTHER),
+            "reference": None if reference == candidate else _mark(reference, candidate, RIGHT),
+            "ranks": [_mark(one, reference, OTHER) for one in ranks],
             "limits": repr(dict(self.limits)),
         }  # fmt: skip
         return render("program.py.j2", fields)

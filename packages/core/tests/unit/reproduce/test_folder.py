@@ -109,6 +109,33 @@ def test_lines_that_the_reference_does_not_have_are_marked() -> None:
     assert not any("aten.mm" in line for line in marked)
 
 
+def divided(x: Tensor, weight: Tensor, number: int, is_cast_late: bool) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = x.view(32, 6).to(wide) if is_cast_late else x.to(wide).view(32, 6)
+    return (rows @ weight.to(wide).t()) / number
+
+
+def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 48).bfloat16(), torch.randn(10, 6).bfloat16()
+    wrong, right = (
+        partial(divided, number=13, is_cast_late=True),
+        partial(divided, number=94, is_cast_late=False),
+    )
+    answer = right(x.double(), weight.double())
+    kept = torch.ones(32, dtype=torch.bool)
+    programs = record(wrong, x, weight), record(right, x, weight)
+    one = build(
+        [ProgramPair(SITE, *programs, {"answer": answer, "kept": kept})], "bfloat16", LIMITS, WORDS
+    )
+    assert isinstance(one, Reproduction)
+    marked = [line for line in one.text.splitlines() if "# not so" in line]
+    assert [("13" in line, "94" in line) for line in marked] == [(True, False), (False, True)]
+    write(one, Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.index(", 13)") < readme.index("It runs these:") < readme.index(", 94)")
+
+
 def noisy(x: Tensor, weight: Tensor) -> Tensor:
     value = healthy(x, weight)
     factor = torch.empty_like(value).fill_(2)
