@@ -67,6 +67,8 @@ class Chart:
     """Series over one logarithmic axis, and the text that each place shows under the pointer."""
 
     series: list[ChartSeries]
+    x_unit: str
+    """What the ticks count."""
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     points: list[tuple[float, list[str]]]
@@ -114,7 +116,8 @@ def draw_depth(report: Report) -> Chart | None:
             (f"replayed, {report.judged_side}", "replayed"),
             ("replayed, noise", "replayed noise"),
         ],
-        _ticks_at_first("layer", [layer_of(stage.module) for stage in stages]),
+        "layer",
+        _ticks_at_first([layer_of(stage.module) for stage in stages]),
         statements,
     )
 
@@ -176,7 +179,8 @@ def draw_kl(report: Report) -> Chart | None:
     return _chart(
         places,
         [(report.judged_side, "replayed"), ("noise run", "replayed noise")],
-        _ticks_at_first("prompt", [row.prompt or 0 for _, row in kept]),
+        "prompt",
+        _ticks_at_first([row.prompt or 0 for _, row in kept]),
         [describe_pooling(width)] if width > 1 else [],
     )
 
@@ -235,7 +239,7 @@ def draw_curve(report: Report, name: str) -> Curve | None:
     statements = [f"One step in {width} is shown."] if width > 1 else []
     statements += _describe_gaps(curves)
     sides = [(CURVE_SIDES[side], _SIDE_STYLES[side]) for side in curves]
-    chart = _chart(places, [*sides, ("target", "target")], _thinned(ticks), statements)
+    chart = _chart(places, [*sides, ("target", "target")], "step", _thinned(ticks), statements)
     judged = _find_judged(report, name)
     return Curve(chart, _tabulate(curves, shown, judged), judged)
 
@@ -332,7 +336,11 @@ def _grouped(rows: list[Measurement], width: int) -> Iterable[list[Measurement]]
 
 
 def _chart(
-    places: list[_Place], series: list[tuple[str, str]], x_ticks: list[Tick], statements: list[str]
+    places: list[_Place],
+    series: list[tuple[str, str]],
+    x_unit: str,
+    x_ticks: list[Tick],
+    statements: list[str],
 ) -> Chart:
     axis = LogAxis.over(value for place in places for value in place.values if value is not None)
     points = []
@@ -347,7 +355,7 @@ def _chart(
         for index, (name, kind) in enumerate(series)
     ]
     drawn = [one for one in drawn if one.path or one.outside]
-    return Chart(drawn, x_ticks, axis.ticks(), points, statements)
+    return Chart(drawn, x_unit, x_ticks, axis.ticks(), points, statements)
 
 
 def _x(number: int, count: int) -> float:
@@ -420,14 +428,14 @@ class LogAxis:
         ]
 
 
-def _ticks_at_first(word: str, numbers: list[int | None]) -> list[Tick]:
+def _ticks_at_first(numbers: list[int | None]) -> list[Tick]:
     """Return a tick at the first place of each number, such as that of a layer."""
     firsts: dict[int, int] = {}
     for place, number in enumerate(numbers):
         if number is not None:
             firsts.setdefault(number, place)
     return _thinned([
-        Tick(_x(place, len(numbers)), f"{word} {number}") for number, place in sorted(firsts.items())
+        Tick(_x(place, len(numbers)), str(number)) for number, place in sorted(firsts.items())
     ])  # fmt: skip
 
 
