@@ -83,14 +83,15 @@ def headline_of_weight(name: str, result: PortResult, judged: Ratio, num_others:
     """State which parameter differs, and the largest difference."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
+    is_vector = sum(len(rows.error) for rows in result.sums.rows) == count.num_compared
+    place = f"element {row}" if is_vector else f"row {row}, column {column}"
     verb = "does" if num_others == 1 else "do"
     others = f"; so {verb} {format_count(num_others, 'other parameter')}" if num_others else ""
     if not count.num_compared:  # the dumps hold statistics
         return f"{name} differs: {describe_error(judged.statistic, judged.actual)}{others}."
     return (
-        f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at row {row},"
-        f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"
-        f"{others}."
+        f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at {place}:"
+        f" {format_number(worst.actual)}, expected {format_number(worst.expected)}{others}."
     )
 
 
@@ -101,21 +102,27 @@ def headline_without_place(places: list[str]) -> str:
     return f"{len(places):,} places differ, and the first is not known; the worst are {name_some(places)}."
 
 
-def headline_of_agreement(compared: int, missing: list[str], norms: int, seen: str) -> str:
+def headline_of_agreement(
+    compared: int, missing: list[str], norms: int, seen: str, coarse_limits: str
+) -> str:
     """State that all pairs agree, and count the missing.
 
-    norms: places compared by norms only. seen: what the comparison could see; "" for equal values.
+    norms: places compared by norms only. seen: what the comparison could see; "" if it is unknown.
+    coarse_limits: name of the limits within which pairs differ, if those do not depend on noise; else "".
     """
+    within = f"within the limits {coarse_limits!r}"
     if not compared:
         return "Nothing could be compared."
     if not missing:
         what = "The norms of the dumps agree" if norms else "The dumps agree"
+        what = f"The dumps are {within}" if coarse_limits else what
         tensors = f"{'all ' if compared > 1 else ''}{format_count(compared, 'tensor')}"
         return f"{what} in {tensors}{f'; {seen}' if seen else ''}."
     count = "1 expected item has" if len(missing) == 1 else f"{len(missing):,} expected items have"
     tensors = format_count(compared, "tensor")
     others = f" Of the others, {seen}." if seen else ""
-    return f"Everything with a partner agrees ({tensors}); {count} none.{others}"
+    verb = f"is {within}" if coarse_limits else "agrees"
+    return f"Everything with a partner {verb} ({tensors}); {count} none.{others}"
 
 
 def describe_missing(missing: list[str]) -> str:

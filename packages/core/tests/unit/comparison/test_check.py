@@ -263,7 +263,13 @@ def test_published_limits_pass_a_small_fault_that_noise_ratios_fail(
     mine = write(tmp_path / "mine", double_scale)
     verdict = judge(golden, mine, tmp_path / "out", limits="ascend")
     assert verdict.verdict is Outcome.PASS
+    assert verdict.headline == "The dumps are within the limits 'ascend' in all 66 tensors."
     assert judge(golden, mine, tmp_path / "noise").verdict is Outcome.FAIL
+
+
+def test_equal_dumps_agree_by_any_limits(golden: Path, tmp_path: Path) -> None:
+    verdict = judge(golden, write(tmp_path / "mine"), tmp_path / "out", limits="ascend")
+    assert verdict.headline == "The dumps agree in all 66 tensors."
 
 
 def test_a_divergence_has_a_limit_for_some_dtypes(tmp_path: Path) -> None:

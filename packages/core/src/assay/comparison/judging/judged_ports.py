@@ -65,6 +65,14 @@ class JudgedPort:
         return bool(inexact) and all(item.resolution >= 1 for item in inexact)
 
     @property
+    def is_equal(self) -> bool:
+        """Return True if all values were compared, and are equal."""
+        sums, exact = self.result.sums, self.result.exact
+        is_finite = not (sums.num_nan or sums.num_inf)
+        is_compared = bool(sums.num_elements or exact.num_compared)
+        return is_compared and is_finite and not sums.dd and not exact.num_different
+
+    @property
     def agrees(self) -> bool:
         """Return True if no ratio is over its limit."""
         return not any(item.failed for item in self.ratios)

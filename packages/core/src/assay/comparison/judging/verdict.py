@@ -73,7 +73,7 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
     problems = [*_list_problems(dumps), *([] if are_repeats_excused else repeats)]
     levels = {
         "completeness": _judge_completeness(found, doubts, unmatched, problems),
-        "inputs": _judge_inputs(found),
+        **({} if _hold_weights_only(pairing) else {"inputs": _judge_inputs(found)}),
         **({"tokens": _judge_tokens(found)} if pairing.tokens.num_generated else {}),
         **{
             name: _judge_level(found, name, places)
@@ -87,11 +87,13 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
     cause = find_cause(found)
     quantized = find_quantized_layers(*pairing.series_of, pairing.matching.pairs, measured.coarse)
     is_unordered = bool(found.failed) and not dumps.expected.is_ordered
+    metric_limits = wording.note_on_metric_limits(dumps.limits, dumps.dtype)
+    is_equal = all(one.is_equal for one in found.judged)
     verdict = conclude(
         levels,
         cause,
         notes=[
-            *wording.note_on_metric_limits(dumps.limits, dumps.dtype),
+            *metric_limits,
             *dumps.expected.notes,
             *dumps.actual.notes,
             *pairing.notes,
@@ -112,6 +114,7 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
             unmatched,
             len(measured.norm_errors),
             describe_seen([*list_measurements(found.judged, "accumulated")]),
+            dumps.limits.name if metric_limits and not is_equal else "",
         ),
         **_numbers(found),
     )
@@ -209,6 +212,12 @@ def _describe_repeats(dumps: MeasuredDumps) -> tuple[list[str], bool]:
     # Training may recompute activations.
     is_alike = repeated.get("EXPECTED") == repeated.get("ACTUAL")
     return repeats, dumps.expected.is_training or is_alike
+
+
+def _hold_weights_only(pairing: Pairing) -> bool:
+    """Return True if neither dump holds a value that a run computes, as model folders do not."""
+    ports = [port for series in pairing.series_of for port in series]
+    return all(port.level == "weights" for port in ports)
 
 
 def _list_problems(dumps: MeasuredDumps) -> list[str]:

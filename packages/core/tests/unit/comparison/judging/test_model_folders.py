@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from assay.comparison.check import CompareOptions, compare, judge_weights
 from assay.errors import UsageError
+from assay.judge.explain import DecidingRows, explain_verdict
 from assay.models.quantization.judging import (
     WeightComparison,
     WeightFault,
@@ -169,6 +170,13 @@ def test_dump_with_weights_and_quantized_folder(tmp_path: Path) -> None:
     assert verdict.location.parameter == "up.weight"
 
 
+def test_an_element_of_a_vector_is_named_by_its_number(tmp_path: Path) -> None:
+    verdict = compared(tmp_path, {}, {}, norm=torch.tensor([1.0, 1.0, 1.5, 1.0]))
+    assert verdict.headline == (
+        "model.norm.weight differs in 1 of 4 values, most at element 2: 1.5, expected 1.0."
+    )
+
+
 def test_two_folders_of_an_unknown_method_are_compared_as_stored(tmp_path: Path) -> None:
     settings = {"quant_method": "aqlm"}
     for name, value in (("expected", 1), ("same", 1), ("other", 2)):
@@ -189,13 +197,18 @@ LLAMA: dict[str, Any] = {
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
 
 
-def compared(folder: Path, first: dict[str, Any], second: dict[str, Any]) -> Verdict:
-    """Compare two folders with LLAMA and these changes; None removes a key."""
-    for name, changes in (("a", first), ("b", second)):
+NORM = torch.ones(4)
+
+
+def compared(
+    folder: Path, first: dict[str, Any], second: dict[str, Any], norm: torch.Tensor = NORM
+) -> Verdict:
+    """Compare two folders with LLAMA and these changes; None removes a key. norm: the second one's."""
+    for name, changes, weight in (("a", first, NORM), ("b", second, norm)):
         (folder / name).mkdir()
         config = {key: value for key, value in (LLAMA | changes).items() if value is not None}
         (folder / name / "config.json").write_text(json.dumps(config))
-        save_file({"model.norm.weight": torch.ones(8)}, folder / name / "model.safetensors")
+        save_file({"model.norm.weight": weight.clone()}, folder / name / "model.safetensors")
     (folder / "out").mkdir()
     options = CompareOptions(str(folder / "a"), str(folder / "b"))
     verdict = compare(options, folder / "out", SilentProgress())
@@ -222,6 +235,11 @@ def test_a_key_that_changes_results_fails(
     assert f"config.json: {text}" in (verdict.levels["config"].reason or "")
     assert verdict.headline is not None
     assert verdict.headline.startswith("The configurations differ: config.json: ")
+    assert "inputs" not in verdict.levels
+    summary = explain_verdict(verdict, DecidingRows()).details[-1]
+    assert (
+        summary == "diagnosis checkpoint-mismatch: the configuration is not that of the other model"
+    )
 
 
 def test_a_length_fails_where_rotary_frequencies_depend_on_it(tmp_path: Path) -> None:
