@@ -109,7 +109,7 @@ def collect_cells(
                 approved_by="NAME",
             ),
             age_days=_days_since(captured, now),
-            seen=seen.get(expectation.hash),
+            seen=seen.get((file.stem, expectation.hash)),
         )
     models, machines = (set(parts) for parts in zip(*cells, strict=True))
     return [
@@ -119,20 +119,26 @@ def collect_cells(
     ]
 
 
-def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
-    """Find the newest sighting of each expectation, by its hash. At equal dates, a pass comes first."""
+def _sightings(runs: Path, page_folder: Path) -> dict[tuple[str, str], Sighting]:
+    """Find the newest sighting of each expectation, by the name of its file and its hash.
+
+    At equal dates, a pass comes first. A run with a setup function judges another model.
+    """
     seen = []
     for file in runs.rglob(VERDICT_FILE):
         verdict = read_verdict(file.parent)
+        if verdict.candidate.get("setup"):
+            continue
         date = str(verdict.environment.get("date", ""))
         report = Path(os.path.relpath(file.with_name(_REPORT), page_folder)).as_posix()
-        for level in verdict.levels.values():
+        for name, level in verdict.levels.items():
             facts = level.model_extra or {}
             if level.verdict in (Outcome.PASS, Outcome.FAIL) and "expectation" in facts:
                 failed: State = "stale" if facts.get("stale") else "fail"
                 state = "pass" if level.verdict is Outcome.PASS else failed
                 sighting = Sighting(state, date, level.reason or "", report)
-                seen.append((str(facts["expectation"]), sighting))
+                stem = Path(name).name.removesuffix(".json")
+                seen.append(((stem, str(facts["expectation"])), sighting))
     return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
 
 

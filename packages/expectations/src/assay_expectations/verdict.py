@@ -120,7 +120,7 @@ def judge_seen(
         next_steps=steps,
         model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
-        candidate={"run": run},
+        candidate={"run": run} | ({"setup": here.setup} if here.setup else {}),
         coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
         compared_unit="tokens",
         headline=_headline(results),

@@ -49,12 +49,20 @@ def captured(
 
 
 def verdict_about(
-    one: Expectation, runs: Path, name: str, outcome: Outcome, **details: object
+    one: Expectation,
+    runs: Path,
+    name: str,
+    outcome: Outcome,
+    file: str = "",
+    setup: str | None = None,
+    **details: object,
 ) -> None:
     folder = runs / name
     folder.mkdir(parents=True)
     level = Level(verdict=outcome, compared=4, expectation=one.hash, **details)
-    write_verdict(Verdict(verdict=outcome, levels={one.name: level}, compared=4), folder)
+    levels = {file or one.name: level}
+    candidate = {"setup": setup} if setup else {}
+    write_verdict(Verdict(verdict=outcome, levels=levels, candidate=candidate, compared=4), folder)
 
 
 def set_date(file: Path, date: str) -> None:
@@ -105,6 +113,17 @@ def test_newest_verdict_of_the_current_capture_counts(tmp_path: Path) -> None:
     verdict_about(one, tmp_path / "runs", "b", Outcome.FAIL, reason="9x")
     verdict_about(one, tmp_path / "runs", "a", Outcome.PASS)
     set_date(tmp_path / "runs" / "b" / "verdict.json", "2001-01-01T00:00:00")
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
+
+
+def test_runs_of_another_file_or_with_a_setup_function_do_not_count(tmp_path: Path) -> None:
+    one = captured(tmp_path / "kept", "one")
+    runs = tmp_path / "runs"
+    verdict_about(one, runs, "copy", Outcome.FAIL, file="before", reason="9x")
+    verdict_about(one, runs, "patched", Outcome.FAIL, setup="p.py:setup", reason="9x")
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "unseen"
+
+    verdict_about(one, runs, "path", Outcome.PASS, file=f"/ci/kept/{one.name}.json")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
 
 
