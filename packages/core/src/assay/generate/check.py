@@ -67,6 +67,9 @@ _DRIFT: "RemoteFunction[GenerateCheck, list[CodeChange]]" = RemoteFunction(
 _ORIGINAL: "RemoteFunction[GenerateCheck, dict[str, LevelResult]]" = RemoteFunction(
     "assay.generate.original:compare_with_original", PRELOAD
 )
+_QUANTIZED: "RemoteFunction[GenerateCheck, None]" = RemoteFunction(
+    "assay.generate.original:require_quantized", PRELOAD
+)
 _CANDIDATE: RemoteFunction[GenerateCheck, CandidateReport] = RemoteFunction(
     "assay.generate.candidate:run_candidate", PRELOAD
 )
@@ -118,7 +121,9 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         )
         raise UsageError(f"{golden} does not exist. Capture it first: {capture}")
     FORK_SERVER.preload(PRELOAD)
-    with progress.step("looking for devices"):  # before anything is computed
+    if check.original is not None:  # before anything is computed
+        call(_QUANTIZED, check, folder=folder, name="original", progress=progress)
+    with progress.step("looking for devices"):
         _require_sides(check)
     _import_meanwhile("assay.generate.judging", "assay.report.page.html")
     if check.golden is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import UsageError, assay_command
 from assay.generate.capture import load_reference
 from assay.generate.generation_loop import count_tokens
 from assay.generate.golden import LOGITS, GoldenSection
@@ -30,34 +30,43 @@ from assay.models.stored_tensors import describe_stale_copies
 from assay.runs import Progress
 
 
-def compare_with_original(check: GenerateCheck, progress: Progress) -> dict[str, LevelResult]:
-    """Return the levels `completeness`, `weights` and `config`; what the format costs is a note.
+def require_quantized(check: GenerateCheck, progress: Progress) -> None:
+    """Refuse a candidate that is not quantized, or in an unknown way. Raises: UsageError."""
+    with ExitStack() as folders, progress.step("reading the formats of the candidate's weights"):
+        expected, actual = _open_both(check, folders)
+        stored = open_folder(actual)
+    if has_known_format(stored):
+        return
+    how = "is quantized in an unknown way" if stored.quantization else "is not quantized"
+    raise UsageError(
+        f"--candidate-model {check.model} {how}, and the option judges weights of known formats. To compare"
+        f" the files of another copy: {assay_command('compare', expected, actual)}"
+    )
 
-    Raises: UsageError for a candidate that is not quantized, or in an unknown way.
-    """
+
+def compare_with_original(check: GenerateCheck, progress: Progress) -> dict[str, LevelResult]:
+    """Return the levels `completeness`, `weights` and `config`; what the format costs is a note."""
     with ExitStack() as folders:
-        expected, actual = (
-            folders.enter_context(local_folder(resolve_model(one), check.remote_code))
-            for one in (check.original or check.model, check.model)
-        )
+        expected, actual = _open_both(check, folders)
         with progress.step("comparing the quantized weights with the original's"):
             levels, comparison = _compare_folders(expected, actual)
     notes = [*_describe_errors(comparison), *_describe_outputs(check, progress)]
     return levels | {"weights": levels["weights"].with_rows((), notes)}
 
 
+def _open_both(check: GenerateCheck, folders: ExitStack) -> tuple[Path, Path]:
+    """Return the folders of the original and of the candidate."""
+    expected, actual = (
+        folders.enter_context(local_folder(resolve_model(one), check.remote_code))
+        for one in (check.original or check.model, check.model)
+    )
+    return expected, actual
+
+
 def _compare_folders(
     expected: Path, actual: Path
 ) -> tuple[dict[str, LevelResult], WeightComparison]:
     stored = open_folder(expected), open_folder(actual)
-    if not has_known_format(stored[1]):
-        what = (
-            "is not quantized" if not stored[1].quantization else "is quantized in an unknown way"
-        )
-        raise UsageError(
-            f"--candidate-model {actual} {what}; it takes folders that `assay compare` can read"
-            f" as quantized: assay compare {expected} {actual}"
-        )
     comparison = compare_weights(*stored)
     problems = [
         f"{one.name}: {text}" for one in (expected, actual) for text in describe_stale_copies(one)

@@ -100,5 +100,6 @@ def test_a_setting_that_the_quantizer_changed_fails(tmp_path: Path, fp8: Path) -
 
 
 def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not quantized; it takes folders"):
+    with pytest.raises(UsageError, match=r"is not quantized, .* files .*: assay compare \S+ \S+$"):
         check(tmp_path, MICRO)
+    assert not [*tmp_path.rglob("golden.json")]
