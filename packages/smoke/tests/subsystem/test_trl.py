@@ -54,7 +54,7 @@ def test_it_trains_on_two_ranks_as_the_reference_does(
     [
         ("LastMicroBatchOnly", "bfloat16", "backward", "missing-reduction"),
         ("ClipsBeforeUnscaling", "bfloat16", "clip", "clip-norm"),
-        ("MeanOfMeans", "float32", "backward", "loss-scale"),
+        ("MeanOfMeans", "float32", "forward", "loss-scale"),
     ],
 )
 def test_a_planted_fault_fails_by_its_name(
