@@ -182,8 +182,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         coverage=coverage,
         different_weights=evidence.report.weights_different,
         model=evidence.golden.model.model_dump() | {"name": evidence.check.model},
-        reference=evidence.golden.reference
-        | {"exact_reference": evidence.section.entry.yardstick_dtype},
+        reference=evidence.golden.reference | {"yardstick": evidence.section.entry.yardstick_dtype},
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
         first_bad_token=first_bad,
         suspects=list_suspects(

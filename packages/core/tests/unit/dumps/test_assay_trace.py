@@ -129,7 +129,7 @@ def test_widest_trace_of_a_golden_is_read(tmp_path: Path) -> None:
         "model": "micro:llama",
         "inputs": "those of every module are rounded to float16",
         "reference": "cpu/float32",
-        "exact_reference": "float64",
+        "yardstick": "float64",
         "trace": "float16; not read: bfloat16",
     }
 
@@ -137,7 +137,7 @@ def test_widest_trace_of_a_golden_is_read(tmp_path: Path) -> None:
 def test_one_trace_of_a_golden_can_be_named(tmp_path: Path) -> None:
     dump = open_dump(golden(tmp_path, "bfloat16", "float16") / "bfloat16")
     assert values(dump) == [[0.0]]
-    assert dump.provenance["exact_reference"] == "float64"
+    assert dump.provenance["yardstick"] == "float64"
 
 
 def test_folder_of_a_check_offers_its_golden(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def write_training(folder: Path, table: Any) -> Path:
             tensors = {"0": torch.tensor([10.0 + step]), "1": torch.tensor([20.0 + step])}
             writer.attach(f"step-{step}", tensors)
             writer.attach_json(f"step-{step}-table", table)
-    report = {"reference": {"run": "cpu/float32", "exact_reference": "float64"}}
+    report = {"reference": {"run": "cpu/float32", "yardstick": "float64"}}
     (folder / "report.json").write_text(json.dumps(report))
     return folder
 
@@ -178,7 +178,7 @@ def test_values_between_the_phases_of_a_step_are_read(tmp_path: Path) -> None:
     ]
     assert addresses(dump) == [*of_step_0, *(one.replace("step 0", "step 1") for one in of_step_0)]
     assert values(dump)[5:] == [[1.0], [1.0], [11.0], [21.0], [21.0]]
-    assert dump.provenance["exact_reference"] == "float64"
+    assert dump.provenance["yardstick"] == "float64"
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def sample_verdict(sample: Sample) -> Verdict:
         environment={"assay": "0.1.0", "torch": "2.13.0", "threads": 2,
                      "cpu": {"name": "a laptop", "features": ["avx2", "amx_bf16"]}},
         model={"name": "micro:llama", "parameters": 430_000},
-        reference={"run": "cpu/float32", "exact_reference": "float64"},
+        reference={"run": "cpu/float32", "yardstick": "float64"},
         candidate={"run": "cpu/bfloat16", "attention": "sdpa"},
         levels=levels,
         first_bad_token=TokenPosition(prompt=0, position=3, phase="prefill") if failed else None,

@@ -307,7 +307,7 @@ def test_failure_is_summarised_whole() -> None:
         "| Model: name | micro:llama |\n"
         "| Model: parameters | 430000 |\n"
         "| Reference: run | cpu/float32 |\n"
-        "| Reference: exact_reference | float64 |\n"
+        "| Reference: yardstick | float64 |\n"
         "| Candidate: run | cpu/bfloat16 |\n"
         "| Candidate: attention | sdpa |\n"
         "| Environment: assay | 0.1.0 |\n"

@@ -162,7 +162,7 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
     shares = {name: _share_changed(initial["model"][name], ended[name]) for name in ended}
     report = ReferenceReport(
         model=facts,
-        reference=describe_run(device, run) | {"exact_reference": wide},
+        reference=describe_run(device, run) | {"yardstick": wide},
         yardstick=LossCurve.of(recorded),
         noise=LossCurve.of(free),
         noise_trajectory=trajectory_of(noise.trainer.model, end),

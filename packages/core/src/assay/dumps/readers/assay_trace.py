@@ -334,9 +334,9 @@ def _provenance(trace: Trace) -> dict[str, str]:
         if dtype and file.is_file():
             report = read_json_object(file)
             facts["reference"] = _text_at(report, "reference", "run")
-            facts["exact_reference"] = _text_at(
+            facts["yardstick"] = _text_at(
                 report, "sections", trace.folder.name, "yardstick_dtype"
-            ) or _text_at(report, "reference", "exact_reference")
+            ) or _text_at(report, "reference", "yardstick")
     return {name: fact for name, fact in facts.items() if fact}
 
 

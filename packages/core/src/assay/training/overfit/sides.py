@@ -179,7 +179,7 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
     shares = {name: _share_changed(before[name], after[name]) for name in before}
     return OverfitReference(
         model=facts,
-        reference=describe_run(device, parse_run(request.reference)) | {"exact_reference": wide},
+        reference=describe_run(device, parse_run(request.reference)) | {"yardstick": wide},
         yardstick=curve,
         noise=noise_curve,
         memorization=memorization,

@@ -489,7 +489,7 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
             settings=record_settings(options.model, options.remote_code),
         ),
         model=facts,
-        reference=describe_run(device, run) | {"exact_reference": wide},
+        reference=describe_run(device, run) | {"yardstick": wide},
         yardstick=LossCurve.of(recorded),
         noise=LossCurve.of(free),
         noise_trajectory=trajectory,
