@@ -1,11 +1,13 @@
 """When other values are another representation, and when they are an error."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
@@ -24,6 +26,7 @@ from assay.generate.passes import run_forced
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.judge.replays import Judged
 from assay.judge.results import PortResult
+from assay.models import load_model
 from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.statistics import Statistic
@@ -90,11 +93,14 @@ MODEL = "micro:llama?trained=0"
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("captured") / "golden"
+    return capture(MODEL, tmp_path_factory.mktemp("captured") / "golden")
+
+
+def capture(model: str, folder: Path) -> Path:
     prompts = folder.with_name("prompts.jsonl")
     prompts.write_text('{"ids": [65, 66, 67]}\n' * 3)
     spec = GoldenSpec(
-        model=MODEL,
+        model=model,
         reference=parse_run("cpu/float32"),
         noise_for=["bfloat16"],
         inputs=InputOptions(max_new_tokens=2, prompts=str(prompts), batch_size=2),
@@ -134,6 +140,11 @@ def scaled_while_watched(model):
     linear = model.get_submodule(DOWN)
     forward = linear.forward
     linear.forward = lambda x: forward(x) * (1.02 if linear._forward_hooks else 1.0)
+
+
+def up_projection_105(model):
+    linear = model.get_submodule("model.layers.1.mlp.up_proj")
+    linear.register_forward_hook(lambda module, inputs, output: output * 1.05)
 
 
 def differences_are_zero(model):
@@ -185,6 +196,22 @@ def test_recorded_values_and_weights_give_the_yardstick_its_logits(
 
 def test_logits_of_the_candidate_do_not_acquit_its_values(request_for: MakeRequest) -> None:
     request = request_for("scaled_while_watched")
+
+    assert record_equivalence(request, SilentProgress())
+    assert verify_equivalence(request, SilentProgress()) is None
+
+
+def test_logits_that_nothing_in_a_stage_changes_do_not_acquit_its_values(
+    request_for: MakeRequest, tmp_path: Path
+) -> None:
+    """As codes of a codebook, which a small error leaves as they are."""
+    model: Any = load_model(MODEL, dtype="float32").model
+    nn.init.zeros_(model.get_submodule(DOWN).weight)
+    model.save_pretrained(tmp_path / "model")
+    folder = str(tmp_path / "model")
+    request = request_for("up_projection_105", "model.layers.1.mlp.up_proj")
+    golden = capture(folder, tmp_path / "golden")
+    request = request._replace(check=replace(request.check, model=folder, golden=golden))
 
     assert record_equivalence(request, SilentProgress())
     assert verify_equivalence(request, SilentProgress()) is None
