@@ -294,6 +294,7 @@ def _restrict(signature: Signature, kept_ids: list[list[list[list[int]]]]) -> Si
         spreads=first(signature.spreads),
         yardstick=of(signature.yardstick),
         captured=of(signature.captured),
+        outputs=signature.outputs,
     )
 
 
@@ -378,10 +379,9 @@ def _steps_to_operation(
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
     if not is_within_limits(judged):
         return "break"
-    largest = {name: max(one[name] for one in expected.captures) for name in LARGEST_CLEAN_RATIOS}
     is_noise = all(
-        judged[name].value <= max(clean, largest[name])
-        for name, clean in LARGEST_CLEAN_RATIOS.items()
+        ratio.value <= max(clean, *(one[name] for one in expected.captures))
+        for (name, ratio), clean in zip(judged.items(), LARGEST_CLEAN_RATIOS.values(), strict=True)
     )
     return "noise" if is_noise else "drift"
 

@@ -88,7 +88,8 @@ def _projections_by_input(model: nn.Module) -> Iterator[list[str]]:
             def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
                 kept.append(inputs[0])
                 owner = name.rpartition(".")[0]
-                seen.setdefault((owner, id(inputs[0])), []).append(name)
+                if not any(name in names for names in seen.values()):  # some run several times
+                    seen.setdefault((owner, id(inputs[0])), []).append(name)
 
             hooks.callback(part.register_forward_pre_hook(note).remove)
         device = next(model.parameters()).device

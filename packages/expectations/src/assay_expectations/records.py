@@ -32,7 +32,7 @@ from assay.files import (
 )
 from assay.judge.coverage import Usage
 from assay.judge.wording import format_count
-from assay.models.config_files import PADDING_SIDE, list_changes
+from assay.models.config_files import list_changes
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import NextStep, Number, Record
@@ -149,7 +149,7 @@ def content_differences(
 
 
 def _tokenizer_differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """Name missing files and changed parts; [] if only the padding side differs, which moves no output."""
+    """Name missing files and changed parts."""
     if not expected:
         return ["different tokenizer"]
     missing = missing_tokenizer_files(expected, actual)
@@ -159,7 +159,7 @@ def _tokenizer_differences(expected: Mapping[str, str], actual: Mapping[str, str
         if expected.get(name) != actual.get(name) and name.partition(":")[0] not in missing
     ]
     found = [f"missing tokenizer files: {name_some(missing)}"] if missing else []
-    if changed not in ([], [PADDING_SIDE]):
+    if changed:
         found.append(f"different tokenizer: {name_some(changed)}")
     return found
 

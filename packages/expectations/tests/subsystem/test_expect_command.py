@@ -140,7 +140,7 @@ def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     (level,) = verdict["levels"].values()
     changed = (
         r"stale, different content: weights with different values \(1 of \d+\): model\.norm\.weight"
-        r"; .*(is [\d.e]+x the error of the captured run|the outputs are within the limits)"
+        r"; .*(is [\d.e,]+x the error of the captured run|the outputs are within the limits)"
     )
     assert re.match(changed, level["reason"])
     assert level["compared"] == 68

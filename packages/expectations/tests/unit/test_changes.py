@@ -6,6 +6,7 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_expectations.changes import change_as_markdown, common_part, find_change, judge_pair
+from assay_expectations.judging import OUTPUT_LIMITS
 from assay_expectations.records import Distributions, Expectation, Key, list_steps
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
@@ -46,6 +47,22 @@ def test_difference_between_captures_is_noise() -> None:
         update={"captures": [dict.fromkeys(EXPECTED.limits, ratio) for ratio in (1.0, 1.6)]}
     )
     assert find_change(wide, captured(1.5 * NOISE, 1.5 * NOISE)).kind == "noise"
+
+
+@pytest.mark.parametrize(("times", "kind"), [(1.2, "noise"), (1.8, "drift"), (2.1, "break")])
+def test_outputs_that_are_no_logits_have_the_same_kinds_of_change(times: float, kind: str) -> None:
+    def of_outputs(one: Expectation) -> Expectation:
+        names = {"outputs": ["output-last_hidden_state"]}
+        return one.model_copy(
+            update={
+                "signature": one.signature.model_copy(update=names),
+                "limits": OUTPUT_LIMITS,
+                "captures": [dict.fromkeys(OUTPUT_LIMITS, 1.0)],
+            }
+        )
+
+    change = find_change(of_outputs(EXPECTED), of_outputs(captured(times * NOISE, times * NOISE)))
+    assert change.kind == kind
 
 
 def test_modules_with_larger_errors_are_listed_in_order() -> None:

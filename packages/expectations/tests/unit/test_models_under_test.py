@@ -124,6 +124,18 @@ def test_projections_of_one_input_are_fused_and_others_split(model: Model) -> No
     assert kinds["attention.out"] is kinds["head"] is TwoParts
 
 
+def test_a_projection_that_runs_several_times_is_replaced_once() -> None:
+    class Twice(Model):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            hidden = self.attention(self.attention(self.embedding(input_ids))[..., [*range(7), 0]])
+            given: Tensor = self.head(hidden)
+            return given
+
+    twice = Twice().double()
+    expected = twice(IDS)
+    torch.testing.assert_close(other_layout(twice)(IDS), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_rows_of_another_projection_change_the_output(model: Model) -> None:
     expected = model(IDS)
     attention = other_layout(model).get_submodule("attention")

@@ -253,15 +253,14 @@ CONFIG, FILE = "tokenizer_config.json", "tokenizer.json"
 @pytest.mark.parametrize(
     ("now", "differences"),
     [
-        ({f"{FILE}: vocabulary": "v2", f"{CONFIG}: padding_side": "l"},
+        ({f"{FILE}: vocabulary": "v2", f"{CONFIG}: split_special_tokens": "l"},
          ["different tokenizer: tokenizer.json: vocabulary"]),
-        ({f"{FILE}: vocabulary": "v", f"{CONFIG}: padding_side": "r"}, []),
-        ({f"{CONFIG}: padding_side": "l"}, ["missing tokenizer files: tokenizer.json"]),
+        ({f"{CONFIG}: split_special_tokens": "l"}, ["missing tokenizer files: tokenizer.json"]),
         ({}, ["missing tokenizer files: tokenizer.json, tokenizer_config.json"]),
     ],
 )  # fmt: skip
 def test_changed_part_of_a_tokenizer_is_named(now: dict[str, str], differences: list[str]) -> None:
-    parts = {f"{FILE}: vocabulary": "v", f"{CONFIG}: padding_side": "l"}
+    parts = {f"{FILE}: vocabulary": "v", f"{CONFIG}: split_special_tokens": "l"}
     then = CONTENT.model_copy(update={"tokenizer": parts})
     actual = CONTENT.model_copy(update={"tokenizer": now, "tokenizer_hash": "t2"})
     assert content_differences(then, actual) == differences

@@ -116,10 +116,16 @@ def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
         ("tokenizer", golden.model.tokenizer_hash, loaded.tokenizer_hash),
     ):
         if expected != actual:
+            names = golden.model.name, loaded.source.reference
+            hashes = f"hash {expected} at the capture, {actual} of {names[1]}"
+            if names[0] == names[1]:
+                raise UsageError(
+                    f"{names[0]} has changed since the golden was captured: {what}, {hashes}; restore its files, or"
+                    " capture again"
+                )
             raise UsageError(
-                f"the golden is of another model: its {what} (of {golden.model.name}) have the"
-                f" hash {expected}, those of {loaded.source.reference} have {actual}; to see what differs: assay"
-                f" compare {shlex.join([golden.model.name, loaded.source.reference])}"
+                f"the golden is of another model, {names[0]}: {what}, {hashes}; to see what differs: assay"
+                f" compare {shlex.join(names)}"
             )
 
 

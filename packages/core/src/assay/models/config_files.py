@@ -189,6 +189,12 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
 
 # Of tokenizer_config.json; newer models have a file instead.
 _TEMPLATE, _TEMPLATE_FILE = "chat_template", "chat_template.jinja"
+# Keys that move no token: how it was loaded, which transformers stores when it saves it again, and the side of
+# padding, which is the left one for all.
+_WITHOUT_TOKENS = (
+    "is_local", "local_files_only", "name_or_path", "tokenizer_file", "special_tokens_map_file",
+    "padding_side",
+)  # fmt: skip
 
 
 def _hash_without_template(files: Mapping[str, Path]) -> str:
@@ -206,7 +212,7 @@ def _content_of(file: Path) -> bytes:
 
 
 def _values_of(file: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the values of a JSON file, without a chat template; None for another file."""
+    """Return the values of a JSON file, without a chat template and what moves no token; None for another file."""
     if file.suffix != ".json":
         return None
     content = file.read_bytes()
@@ -215,7 +221,8 @@ def _values_of(file: Path) -> Any:  # noqa: ANN401 - any JSON value
     except ValueError:  # of a file that this tokenizer does not read
         return None
     if file.name == _TOKENIZER_CONFIG and isinstance(values, dict):
-        values.pop(_TEMPLATE, None)
+        for key in (_TEMPLATE, *_WITHOUT_TOKENS):
+            values.pop(key, None)
     return values
 
 
@@ -295,11 +302,10 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 _OF_CONFIG = "config.json: "
 STORED_DTYPE = f"{_OF_CONFIG}dtype"
-# Batches are padded on the left, whatever a tokenizer says.
-PADDING_SIDE = f"{_TOKENIZER_CONFIG}: padding_side"
+_PADDING_SIDE = f"{_TOKENIZER_CONFIG}: padding_side"
 _WITHOUT_EFFECT = (
     f"{STORED_DTYPE} ", "config.json: bos_token_id ", "config.json: eos_token_id ", "generation_config.json: ",
-    "chat template: ", f"{PADDING_SIDE} ",
+    "chat template: ", f"{_PADDING_SIDE} ",
 )  # fmt: skip
 
 
@@ -320,7 +326,7 @@ def record_settings(model: str, remote_code: RemoteCode = "refuse") -> dict[str,
             found["chat template: hash"] = xxhash.xxh3_64_hexdigest(json.dumps(template).encode())
         if (folder / _TOKENIZER_CONFIG).is_file():
             side = read_json_object(folder / _TOKENIZER_CONFIG).get("padding_side")
-            found |= {} if side is None else {PADDING_SIDE: side}
+            found |= {} if side is None else {_PADDING_SIDE: side}
     return found
 
 

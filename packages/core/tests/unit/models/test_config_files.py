@@ -12,6 +12,7 @@ from assay.models.config_files import (
     find_tokenizing,
     list_setting_changes,
     record_settings,
+    record_tokenizer,
     restore_settings,
 )
 
@@ -111,6 +112,30 @@ def test_chat_template_is_no_part_of_the_tokenizer(tmp_path: Path, has_own_file:
     (change,) = list_setting_changes(*settings)
     assert change.startswith("chat template: hash ")
     assert not can_move_outputs(change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"padding_side": "left"}, {"is_local": True, "local_files_only": False}]
+)
+def test_keys_that_move_no_token_are_no_part_of_the_tokenizer(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """transformers 5.24 stores how a tokenizer was loaded when it saves it again."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    write_word_tokenizer(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+
+    def facts() -> tuple[str, dict[str, str]]:
+        found = find_tokenizing(
+            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+        )
+        return found.hash, record_tokenizer(str(tmp_path))
+
+    before = facts()
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    assert facts() == before
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"add_prefix_space": True}))
+    assert facts() != before
 
 
 def test_chat_template_is_applied(tmp_path: Path) -> None:
