@@ -49,10 +49,11 @@ def assert_run_passed(folder: Path) -> Verdict:
 
 
 def _explain(verdict: Verdict, measurements: Sequence[Measurement]) -> str:
-    """Format the message of `verdict`; its second line names the model and both RUNs."""
+    """Format the message and the notes of `verdict`; the second line names the model and both RUNs."""
     deciding = find_deciding_rows(verdict, measurements)
     headline, *rest = explain_verdict(verdict, deciding).message.splitlines()
-    return "\n".join([headline, f"  {describe_sides(verdict)}", *rest])
+    notes = [f"note: {note}" for note in verdict.notes]
+    return "\n".join([headline, f"  {describe_sides(verdict)}", *rest, *notes])
 
 
 Mode = Literal["capture", "check"]
