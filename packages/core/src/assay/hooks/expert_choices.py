@@ -1,10 +1,13 @@
 """A router's choice of experts for each token, read at the call of a group of experts.
 
-A group of experts gets the tokens, the chosen experts and their weights, wherever the router is.
+A group of experts gets the tokens, the chosen experts and their weights, wherever the router is. That of Llama 4 gets
+tokens alone, each weighted for every expert; its router's `torch.topk` is the choice.
 
 Shape legend: R tokens, k experts for each, E experts.
 """
 
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +56,13 @@ class ChoiceTracer(NullHandler):
     """Paths of the groups of experts; None to find them, and to record selections."""
     _selections: list[Selection] = field(default_factory=list)
     _has_experts: bool = False
+    _weighted: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By path of the module around it: the path of a group of experts that gets tokens alone, and their number."""
+    _running: list[str] = field(default_factory=list)
+    """Paths of the running calls, outermost first."""
+    _step: int = 0
+    _calls: Counter[str] = field(default_factory=Counter)
+    """Choices in this root call, by group of experts in `_weighted`."""
     _watching: ExitStack = field(default_factory=ExitStack)
     """The hooks on the model."""
     _selecting: ExitStack = field(default_factory=ExitStack)
@@ -65,6 +75,7 @@ class ChoiceTracer(NullHandler):
         Without experts, the watch ends with the first root call.
         """
         self._has_experts = any(map(_holds_experts, model.modules()))
+        self._weighted = dict(_list_weighted(model))
         with self._watching, self._selecting:
             self._watching.enter_context(ModuleTracer(self).attached(model))
             yield
@@ -73,10 +84,13 @@ class ChoiceTracer(NullHandler):
         """Handle the choice of a call of experts."""
         site, arguments = active.call.site, active.arguments
         if active.call.caller is None:
-            self._selections.clear()
+            self._step = site.step
+            for of_call in (self._selections, self._running, self._calls):
+                of_call.clear()
             self._selecting.close()  # of a root call that ended by an exception
-            if self.modules is None:
+            if self.modules is None or self._weighted:
                 self._selecting.enter_context(FunctionMode(self._call_function))
+        self._running.append(site.module)
         if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
             return
         indices, weights = keys
@@ -86,6 +100,12 @@ class ChoiceTracer(NullHandler):
         chosen = self.choose(ExpertChoice(site.module, site.step, site.call, *given, selections))
         if chosen is not None:
             arguments[indices], arguments[weights] = chosen
+
+    def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
+        """Return the output unchanged."""
+        while self._running and self._running.pop() != active.call.site.module:
+            pass  # calls that ended by an exception
+        return output
 
     def finish_root(self, active: ActiveCall) -> None:
         """End the watch of selections, and of a model without experts."""
@@ -103,8 +123,32 @@ class ChoiceTracer(NullHandler):
                 count = 1
                 if func in _SELECTING:
                     count = int(args[1] if len(args) > 1 else kwargs["k"])
-                self._selections.append(Selection(scores.detach().flatten(0, -2), count))
+                selection = Selection(scores.detach().flatten(0, -2), count)
+                experts = self._find_weighted(scores.shape[-1])
+                if experts is not None and func in _SELECTING:
+                    return self._choose_at(experts, result, selection)
+                self._selections.append(selection)
         return result
+
+    def _find_weighted(self, num_scores: int) -> str | None:
+        """Return the path of the group of experts whose running router has this number of scores."""
+        for around, (experts, num_experts) in self._weighted.items():
+            is_wanted = self.modules is None or experts in self.modules
+            if is_wanted and num_experts == num_scores and around in self._running:
+                return None if experts in self._running else experts
+        return None
+
+    def _choose_at(self, experts: str, result: Any, selection: Selection) -> Any:  # noqa: ANN401 - of torch.topk
+        """Handle the choice of a router, and return its result."""
+        call = self._calls[experts]
+        self._calls[experts] += 1
+        values, indices = result
+        given = indices.flatten(0, -2), values.flatten(0, -2)
+        chosen = self.choose(ExpertChoice(experts, self._step, call, *given, (selection,)))
+        if chosen is None:
+            return result
+        parts = chosen[1].view_as(values), chosen[0].view_as(indices)
+        return torch.return_types.topk(parts)
 
     def _is_watched(self, active: ActiveCall) -> bool:
         path = active.call.site.module
@@ -122,12 +166,25 @@ def _holds_experts(module: nn.Module) -> bool:
     return not _is_of_torch(module) and count_experts(module) > 0
 
 
+def _list_weighted(model: nn.Module) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield the path around each group of experts that gets tokens alone, with its path and number of experts."""
+    for path, module in model.named_modules():
+        if path and not _is_of_torch(module) and (number := _count_fused(module)) > 1:
+            arguments = [*inspect.signature(module.forward).parameters.values()]
+            if len(arguments) == 1 and arguments[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                yield path.rpartition(".")[0], (path, number)
+
+
+def _count_fused(module: nn.Module) -> int:
+    """Count the experts whose weights are one tensor (E, any, any)."""
+    return next((len(item) for item in module.parameters(recurse=False) if item.ndim == 3), 0)
+
+
 def count_experts(module: nn.Module) -> int:
     """Count the experts of a module; return 0 unless it is a group of experts."""
-    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
     numbered = sum(name.isdecimal() for name, _ in module.named_children())
     named = getattr(module, "num_experts", None)
-    return next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
+    return _count_fused(module) or numbered or (named if isinstance(named, int) else 0)
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:

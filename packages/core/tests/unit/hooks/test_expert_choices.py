@@ -106,6 +106,74 @@ class LateBlock(Block):
         return super().forward(input_ids) if self.num_calls > 1 else input_ids
 
 
+class WeightedExperts(nn.Module):
+    """Compute all experts for all tokens, which are zero where an expert is not chosen, as Llama 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(NUM_EXPERTS, 8, 8))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.bmm(tokens.view(NUM_EXPERTS, -1, 8), self.weight).sum(0)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, NUM_EXPERTS)
+        self.experts = WeightedExperts()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.router(tokens)
+        values, indices = torch.topk(logits, 2, dim=1)
+        scores = torch.full_like(logits, -torch.inf).scatter(1, indices, values).sigmoid()
+        result: Tensor = self.experts((tokens * scores.T[..., None]).flatten(0, 1))
+        return result
+
+
+class WeightedModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Weighted() for _ in range(2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.float()
+        tokens[:, :NUM_EXPERTS].topk(1)  # of no router
+        for layer in self.layers:
+            tokens = tokens + layer(tokens)
+        return tokens
+
+
+def test_choice_for_experts_that_get_tokens_alone_is_that_of_their_router() -> None:
+    watch, model = Watch(), WeightedModel()
+
+    with ChoiceTracer(watch.choose).attached(model), torch.no_grad():
+        expected = model(IDS)
+        model(IDS)
+
+    places = [(one.module, one.step, one.call) for one in watch.seen]
+    assert places == [(f"layers.{n}.experts", step, 0) for step in (0, 1) for n in (0, 1)]
+    scores = model.get_submodule("layers.0.router")(IDS.float())
+    (selection,) = watch.seen[0].selections
+    assert torch.equal(selection.scores, scores)
+    assert torch.equal(watch.seen[0].indices, scores.topk(2).indices)
+    assert torch.equal(model(IDS), expected)
+
+
+def test_router_of_experts_that_get_tokens_alone_returns_the_handler_s_choice() -> None:
+    model, modules = WeightedModel(), frozenset({"layers.0.experts"})
+    indices, values = torch.tensor([[0, 1]] * 3), torch.zeros(3, 2)
+
+    with ChoiceTracer(Watch((indices, values)).choose, modules).attached(model), torch.no_grad():
+        changed = model(IDS)
+
+    tokens = IDS.float()
+    halves = torch.zeros(3, NUM_EXPERTS).scatter(1, indices, 0.5)
+    weighted = (tokens * halves.T[..., None]).flatten(0, 1)
+    tokens = tokens + model.get_submodule("layers.0.experts")(weighted)
+    assert torch.equal(changed, tokens + model.get_submodule("layers.1")(tokens))
+
+
 def is_watched(model: nn.Module) -> bool:
     return any(module._forward_pre_hooks for module in model.modules())
 
