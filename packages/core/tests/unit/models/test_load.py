@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from io import StringIO
 from logging import INFO, StreamHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from assay.errors import UsageError
-from assay.models import count_parameters, load_model, weight_hashes
+from assay.models import count_parameters, load, load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import add_biases_last
@@ -373,3 +374,21 @@ def test_a_classifier_without_padding_token_gets_one(
     named = [note for note in loaded.notes if "no padding token" in note]
     assert len(named) == (token == 2)
     assert inspect_load(loaded, "refuse").report.settings == []
+
+
+def test_model_with_two_text_configurations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MusicGen, whose decoder is of sounds."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("Multiple valid text configs: ['text_encoder', 'decoder']")
+
+    own = load._load_weights
+
+    def load_weights(*arguments: Any) -> Any:
+        module, notes = own(*arguments)
+        module.config.get_text_config = refuse
+        return module, notes
+
+    monkeypatch.setattr(load, "_load_weights", load_weights)
+    with pytest.raises(UsageError, match="micro:llama: Multiple valid text configs"):
+        load_model("micro:llama", dtype="float32")

@@ -209,7 +209,7 @@ def describe_extent(report: SessionReport) -> str:
     """Describe the size, as in "8 cases in 2 min 05 s, 362 of 575 pairs of values that can meet"."""
     number = len(report.cases)
     extent = f"{number} case{'' if number == 1 else 's'} in {format_duration(report.seconds)}"
-    if report.pairs_possible:  # otherwise the user named the cases, so there is no plan
+    if report.pairs_possible:  # 0 for cases that the user named
         pairs = f"{report.pairs_covered} of {report.pairs_possible}"
         extent = f"{extent}, {pairs} pairs of values that can meet"
     return f"{extent}; not run: {name_some(report.not_run)}" if report.not_run else extent

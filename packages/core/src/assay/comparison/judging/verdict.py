@@ -215,9 +215,8 @@ def _describe_repeats(dumps: MeasuredDumps) -> tuple[list[str], bool]:
 
 
 def _hold_weights_only(pairing: Pairing) -> bool:
-    """Return True if neither dump holds a value that a run computes, as model folders do not."""
-    ports = [port for series in pairing.series_of for port in series]
-    return all(port.level == "weights" for port in ports)
+    """Return True if the dumps hold weights, and no value that a run computes, as model folders do."""
+    return {port.level for series in pairing.series_of for port in series} == {"weights"}
 
 
 def _list_problems(dumps: MeasuredDumps) -> list[str]:

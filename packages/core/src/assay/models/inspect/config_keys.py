@@ -157,11 +157,11 @@ class KeyReader:
             name = config.attribute_map.get(key, key)
             if key in inert_keys() or key.startswith("_") or value is None:
                 continue
-            num_keys += 1
             try:
                 is_known = hasattr(config, name)
             except Exception:  # noqa: BLE001, S112 - transformers refuses what each layer has its own of
-                continue
+                continue  # neither read nor counted
+            num_keys += 1
             if not is_known:
                 # The class converted an older name of a rotary parameter.
                 rope = getattr(config, ROPE_KEYS[0], None)

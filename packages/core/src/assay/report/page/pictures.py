@@ -68,7 +68,7 @@ class Chart:
 
     series: list[ChartSeries]
     x_unit: str
-    """What the ticks count."""
+    """Name of what the ticks count, such as layers."""
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     points: list[tuple[float, list[str]]]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from assay.models import RECIPES, load_model
-from assay.models.inspect.config_keys import inert_keys
+from assay.models.inspect.config_keys import ConfigReads, KeyReader, inert_keys
 from assay.models.inspect.inspection import inspect_load
 
 EditConfig = Callable[..., None]
@@ -101,6 +101,29 @@ def test_key_that_the_code_looks_for_elsewhere_is_named(
     rotary = modeling_llama.LlamaRotaryEmbedding
     monkeypatch.setattr(rotary, "compute_default_rope_parameters", staticmethod(frequencies))
     assert unread(llama_folder) == [("rope_parameters.rope_theta", "misplaced", "rope_theta")]
+
+
+class ByLayer(LlamaConfig):
+    """Refuses the size of a head, which each layer has its own of, as the configuration of Gemma 4 Unified."""
+
+    is_built = False
+
+    def __getattribute__(self, key: str) -> Any:
+        if key == "head_dim" and ByLayer.is_built:
+            raise ValueError("head_dim may vary across layers")
+        return super().__getattribute__(key)  # type: ignore[no-untyped-call]
+
+
+def test_key_that_a_configuration_refuses_to_give_is_neither_unread_nor_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = KeyReader(ConfigReads(), modeling_llama.LlamaForCausalLM)
+    raw = {"head_dim": 16, "rms_norm_eps": 1e-5}
+    config = ByLayer(rms_norm_eps=1e-5)
+    monkeypatch.setattr(ByLayer, "is_built", True)
+    keys, num_keys = reader.find_unread(raw, config)
+    assert "head_dim" not in [key.key for key in keys]
+    assert num_keys == 1
 
 
 def test_each_inert_key_has_its_reason() -> None:
