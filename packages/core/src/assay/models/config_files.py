@@ -295,7 +295,7 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     for key, value in settings.items():
         if isinstance(value, dict) and key not in _ON_THE_FILE:
             found |= flatten_settings(value, f"{prefix}{key}.")
-        elif value is not None and key not in _ON_THE_FILE:
+        elif key not in _ON_THE_FILE:
             found[f"{prefix}{key}"] = value
     return found
 
@@ -351,28 +351,45 @@ def restore_settings(values: dict[str, Any], recorded: Mapping[str, Any]) -> boo
 
 
 def _changed_settings(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    now = flatten_settings(values, _OF_CONFIG)
-    names = {name for name in recorded if name.startswith(_OF_CONFIG)} | now.keys()
-    return [
-        name
-        for name in sorted(names)
-        if now.get(name) != recorded.get(name) and can_move_outputs(f"{name} ")
-    ]
+    config = {name: value for name, value in recorded.items() if name.startswith(_OF_CONFIG)}
+    now = _without_unrecorded_nulls(recorded, flatten_settings(values, _OF_CONFIG))
+    return [name for name in _names_of_changes(config, now) if can_move_outputs(f"{name} ")]
 
 
 def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """List the changes of named values: "torch 2.11.0 → 2.13.0"."""
-    pairs = {name: (then.get(name), now.get(name)) for name in sorted(then.keys() | now.keys())}
+
+    def shown(side: Mapping[str, object], name: str) -> str:
+        if name not in side:
+            return "absent"
+        return "null" if side[name] is None else shorten(side[name])
+
     return [
-        f"{name} {' → '.join('absent' if one is None else shorten(one) for one in pair)}"
-        for name, pair in pairs.items()
-        if pair[0] != pair[1]
+        f"{name} {shown(then, name)} → {shown(now, name)}" for name in _names_of_changes(then, now)
     ]
+
+
+def _names_of_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the names whose values differ; null is another value than none, for which a default stands."""
+    return sorted(
+        name
+        for name in then.keys() | now.keys()
+        if (name in then, then.get(name)) != (name in now, now.get(name))
+    )
+
+
+def _without_unrecorded_nulls(
+    recorded: Mapping[str, object], now: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Leave nulls out of `now` if the record has none: older records left them out."""
+    if any(value is None for name, value in recorded.items() if name != STORED_DTYPE):
+        return now
+    return {name: value for name, value in now.items() if value is not None or name in recorded}
 
 
 def list_setting_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """List the changes of recorded settings; none if a record lacks them."""
-    return list_changes(then, now) if then and now else []
+    return list_changes(then, _without_unrecorded_nulls(then, now)) if then and now else []
 
 
 def describe_setting_changes(then: Mapping[str, object], now: Mapping[str, object]) -> str:

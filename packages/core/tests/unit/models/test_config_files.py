@@ -156,3 +156,23 @@ def test_recorded_settings_are_restored(tmp_path: Path) -> None:
     assert restore_settings(now, recorded)
     assert now == then | {"dtype": "bfloat16"}
     assert not restore_settings(then | {"key.with.points": 1}, recorded)
+
+
+def test_null_is_another_value_than_none_and_is_restored(tmp_path: Path) -> None:
+    """`sliding_window: null` is no window; without the key, Mistral has one of 4,096."""
+    (tmp_path / "config.json").write_text('{"sliding_window": null}')
+    recorded = record_settings(str(tmp_path))
+    now_recorded = {"config.json: dtype": None, "config.json: eps": 1}
+    assert list_setting_changes(recorded, now_recorded) == [
+        "config.json: eps absent → 1",
+        "config.json: sliding_window null → absent",
+    ]
+    now: dict[str, object] = {}
+    assert restore_settings(now, recorded)
+    assert now == {"sliding_window": None}
+
+
+def test_older_record_without_nulls_says_nothing_of_them() -> None:
+    then = {"config.json: eps": 1, "config.json: dtype": None}
+    assert list_setting_changes(then, then | {"config.json: sliding_window": None}) == []
+    assert restore_settings({"eps": 1, "sliding_window": None}, then)

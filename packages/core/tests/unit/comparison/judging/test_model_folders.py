@@ -198,15 +198,16 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "facto
 
 
 NORM = torch.ones(4)
+REMOVED = object()
 
 
 def compared(
     folder: Path, first: dict[str, Any], second: dict[str, Any], norm: torch.Tensor = NORM
 ) -> Verdict:
-    """Compare two folders with LLAMA and these changes; None removes a key. norm: the second one's."""
+    """Compare two folders with LLAMA and these changes; REMOVED removes a key. norm: the second one's."""
     for name, changes, weight in (("a", first, NORM), ("b", second, norm)):
         (folder / name).mkdir()
-        config = {key: value for key, value in (LLAMA | changes).items() if value is not None}
+        config = {key: value for key, value in (LLAMA | changes).items() if value is not REMOVED}
         (folder / name / "config.json").write_text(json.dumps(config))
         save_file({"model.norm.weight": weight.clone()}, folder / name / "model.safetensors")
     (folder / "out").mkdir()
@@ -221,7 +222,7 @@ def compared(
     [
         ({"rope_theta": 5e5}, "rope_parameters.rope_theta is 10000.0 in EXPECTED, 500000.0 in ACTUAL"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-06 in EXPECTED, 1e-05 in ACTUAL"),
-        ({"rms_norm_eps": None, "rope_theta": 1e4, "hidden_act": "gelu"}, "hidden_act is silu in EXPECTED, gelu in ACTUAL"),
+        ({"rms_norm_eps": REMOVED, "rope_theta": 1e4, "hidden_act": "gelu"}, "hidden_act is silu in EXPECTED, gelu in ACTUAL"),
         ({"num_attention_heads": 1}, "num_attention_heads is 2 in EXPECTED, 1 in ACTUAL"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.factor is absent in EXPECTED, 2.0 in ACTUAL"),
         (DYNAMIC, "rope_parameters.factor is absent in EXPECTED, 2.0 in ACTUAL"),
@@ -240,6 +241,13 @@ def test_a_key_that_changes_results_fails(
     assert (
         summary == "diagnosis checkpoint-mismatch: the configuration is not that of the other model"
     )
+
+
+def test_a_removed_null_fails_where_the_default_is_another_value(tmp_path: Path) -> None:
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    verdict = compared(tmp_path, mistral | {"sliding_window": None}, mistral)
+    text = "config.json: sliding_window is None in EXPECTED, 4096 in ACTUAL"
+    assert (verdict.verdict, verdict.levels["config"].reason) == (Outcome.FAIL, text)
 
 
 def test_a_length_fails_where_rotary_frequencies_depend_on_it(tmp_path: Path) -> None:
@@ -285,9 +293,12 @@ def test_a_key_that_changes_no_result_is_a_note(
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ({"rope_theta": None}, {}),  # the default of the class
-        ({}, {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
-        ({}, {"torch_dtype": None, "dtype": "bfloat16", "transformers_version": "5.23.0"}),
+        ({"rope_theta": REMOVED}, {}),  # the default of the class
+        (
+            {},
+            {"rope_theta": REMOVED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        ),
+        ({}, {"torch_dtype": REMOVED, "dtype": "bfloat16", "transformers_version": "5.23.0"}),
         ({}, {"head_dim": None, "attention_bias": False}),
     ],
 )
@@ -307,7 +318,7 @@ def test_keys_of_a_model_type_that_transformers_lacks_are_compared_as_they_are(
     (tmp_path / "two").mkdir()
     other = compared(tmp_path / "one", own, own | {"rms_norm_eps": 1e-5})
     assert other.verdict is Outcome.FAIL
-    lacking = compared(tmp_path / "two", own, own | {"rms_norm_eps": None})
+    lacking = compared(tmp_path / "two", own, own | {"rms_norm_eps": REMOVED})
     assert lacking.verdict is Outcome.NOT_COMPARED
 
 
