@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise, zip_longest
+from itertools import count, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from assay.devices.registry import open_device
 from assay.errors import name_some
 from assay.judge.levels import (
     EXACT_NUMBERS,
+    DecidingNumbers,
     LevelResult,
     failed,
     not_compared,
@@ -31,14 +32,8 @@ from assay_smoke.external.rerun_levels import (
     judge_resumption,
     unit_in_log,
 )
-from assay_smoke.external.runs import (
-    Cycle,
-    SavedModel,
-    checkpoints_of,
-    read_history,
-    rows_of_logs,
-)
-from assay_smoke.external.watched_run import Launch, require_runnable
+from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history, rows_of_logs
+from assay_smoke.external.watched_run import Run, require_runnable
 from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
 
@@ -60,15 +55,13 @@ _PRECISE = 1e-5
 
 def judge_runs(cycle: Cycle) -> LevelResult:
     """Judge that runs from the start ended in time with exit code 0."""
-    from_start = [run for run in cycle.runs if run.launch.name in ("uninterrupted", "repeated")]
+    from_start = [run for run in cycle.runs if run.name in ("uninterrupted", "repeated")]
     for run in from_start:
-        reason = run.describe_bad_end()
-        if reason is not None:
+        if reason := run.describe_bad_end():
             at = Location(phase="checkpoint", step=run.steps_made)
-            return failed(
-                len(from_start), reason, location=at if reason.startswith(FULL_DISK) else None
-            )
-    return passed(len(from_start), seconds={run.launch.name: run.seconds for run in cycle.runs})
+            place = at if reason.startswith(FULL_DISK) else None
+            return failed(len(from_start), reason, location=place)
+    return passed(len(from_start), seconds={run.name: run.seconds for run in cycle.runs})
 
 
 def judge_losses(cycle: Cycle) -> LevelResult:
@@ -77,23 +70,20 @@ def judge_losses(cycle: Cycle) -> LevelResult:
     # A library may give its first step the number 0 or 1.
     from_zero = next((loss.step == 0 for loss in cycle.uninterrupted.losses), False)
     for run in cycle.runs:
-        name, first = run.launch.name, run.launch.first_step
-        for number, loss in enumerate(run.losses, first + 1):
-            if not math.isfinite(loss.value):
-                reason = f"the loss of step {number} of the {name} run is {loss.value}"
-                return failed(
-                    compared, reason, "non-finite", Location(phase="forward", step=number)
-                )
-        logged = [loss.step for loss in run.losses if loss.step is not None]
-        expected = [first + (not from_zero) + index for index in range(len(run.losses))]
-        for actual, due in zip_longest(logged, expected) if logged else ():
+        for number, loss in enumerate(run.values, run.first_step + 1):
+            if not math.isfinite(loss):
+                reason = f"the loss of step {number} of the {run.name} run is {loss}"
+                at = Location(phase="forward", step=number)
+                return failed(compared, reason, "non-finite", at)
+        logged = [one.step for one in run.losses if one.step is not None]
+        expected = count(run.first_step + (not from_zero))
+        for actual, due in zip_longest(logged, islice(expected, len(run.losses) * bool(logged))):
             if actual != due:
-                reason = f"the {name} run logs step {actual} where {due} is expected"
+                reason = f"the {run.name} run logs step {actual} where {due} is expected"
                 return failed(compared, reason)
-        is_whole = run.launch.sigterm_after is None and run.ended_well
-        num_expected = cycle.library.steps - first
-        if is_whole and len(run.losses) != num_expected:
-            reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
+        is_whole = run.sigterm_after is None and run.ended_well
+        if is_whole and len(run.losses) != run.steps_left:
+            reason = f"the {run.name} run logs {len(run.losses)} losses for {run.steps_left} steps"
             return failed(compared, reason)
     return passed(compared) if compared else not_run("no run logged a loss")
 
@@ -101,31 +91,30 @@ def judge_losses(cycle: Cycle) -> LevelResult:
 def judge_learning_rates(cycle: Cycle) -> LevelResult:
     """Judge that every step has the rate of the declared schedule, or that of the uninterrupted run."""
     declared = cycle.library.learning_rates
-    logged = [loss.learning_rate for loss in cycle.uninterrupted.losses]
+    logged = [one.learning_rate for one in cycle.uninterrupted.losses]
     expected: list[float | None] = logged if declared is None else [*declared]
     compared = 0
     for run in cycle.runs if declared else cycle.runs[1:]:
-        steps = range(run.launch.first_step, len(expected))
-        for at, loss in zip(steps, run.losses, strict=False):
-            step, due, rate = at + 1, expected[at], loss.learning_rate
+        pairs = zip(expected[run.first_step :], run.losses, strict=False)
+        for step, (due, one) in enumerate(pairs, run.first_step + 1):
+            rate = one.learning_rate
             if declared and rate is None:
-                return not_compared(f"the {run.launch.name} run logs no rate in step {step}")
+                return not_compared(f"the {run.name} run logs no rate in step {step}")
             if due is None or rate is None:
                 continue
             compared += 1
-            if not abs(rate - due) <= _LOGGED_RATE * abs(due):
-                reason = (
-                    f"the learning rate of step {step} of the {run.launch.name} run is {rate:g},"
-                    f" {'expected' if declared else 'in the uninterrupted run'} {due:g}"
+            if abs(rate - due) <= _LOGGED_RATE * abs(due):
+                continue
+            where = "expected" if declared else "in the uninterrupted run"
+            reason = f"the learning rate of step {step} of the {run.name} run is {rate:g}, {where} {due:g}"
+            if run.first_step:
+                reason += (
+                    " (a resume must restore the schedule, and the optimizer, which holds the rate)"
                 )
-                if run.launch.first_step:
-                    reason += " (a resume must restore the schedule, and the optimizer, which holds the rate)"
-                    return failed_checkpoint(
-                        step, compared, reason, diagnosis="checkpoint-mismatch"
-                    )
-                reason += " (the schedule must advance once per step, not per micro-batch)"
-                location = Location(phase="optimizer", step=step)
-                return failed(compared, reason, "optimizer-update", location)
+                return failed_checkpoint(step, compared, reason, diagnosis="checkpoint-mismatch")
+            reason += " (the schedule must advance once per step, not per micro-batch)"
+            at = Location(phase="optimizer", step=step)
+            return failed(compared, reason, "optimizer-update", at)
     if not compared:
         return not_run("no two runs log a learning rate, and no `learning_rates` are given")
     return passed(compared)
@@ -143,38 +132,29 @@ def judge_checkpoints(cycle: Cycle) -> LevelResult:
 
 def _find_wrong_checkpoints(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield step, reason and cause of each wrong checkpoint. Step 0 stands for the model itself."""
-    library, saved = cycle.library, cycle.saved
-    if missing := [step for step in library.kept_steps if step not in saved]:
-        found = f"expected {_steps(library.kept_steps)}, found {_steps(saved)}"
+    kept, saved, start = cycle.library.kept_steps, cycle.saved, cycle.start
+    if missing := [step for step in kept if step not in saved]:
+        found = f"expected {_steps(kept)}, found {_steps(saved)}"
         yield missing[0], f"the checkpoint of step {missing[0]} is absent: {found}", {}
-    for one in saved.values():
-        name = f"the checkpoint of step {one.step}"
+    for step, one in saved.items():
+        name = f"the checkpoint of step {step}"
         if one.problem is not None or not one.hashes:
-            yield one.step, f"{name}: {one.problem or 'it holds no tensor'}", {}
+            yield step, f"{name}: {one.problem or 'it holds no tensor'}", {}
         if one.not_finite:
             cause = {"diagnosis": "non-finite", "parameter": one.not_finite[0]}
-            yield one.step, f"{name} is not finite: {name_some(one.not_finite)}", cause
-        start = cycle.start
-        if emptied := [name for name in one.zero if start is not None and name not in start.zero]:
-            reason = f"{name} holds only zeros in {name_some(emptied)}"
+            yield step, f"{name} is not finite: {name_some(one.not_finite)}", cause
+        if emptied := start and sorted({*one.zero} - {*start.zero}):
             cause = {"diagnosis": "checkpoint-mismatch", "parameter": emptied[0]}
-            yield one.step, reason, cause
-    yield from _find_surplus(cycle)
-
-
-def _find_surplus(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    library, saved = cycle.library, cycle.saved
-    for earlier, later in pairwise(saved.values()):
-        if earlier.hashes == later.hashes:
-            reason = (
-                f"the checkpoint of step {later.step} repeats the tensors of step {earlier.step}"
-            )
-            yield later.step, reason, {}
-    if too_many := [step for step in saved if step not in library.kept_steps]:
+            yield step, f"{name} holds only zeros in {name_some(emptied)}", cause
+    repeats = [pair for pair in pairwise(saved.values()) if pair[0].hashes == pair[1].hashes]
+    for one, later in repeats:
+        repeated = f"repeats the tensors of step {one.step}"
+        yield later.step, f"the checkpoint of step {later.step} {repeated}", {}
+    if too_many := [step for step in saved if step not in kept]:
         reason = f"there is an unexpected checkpoint of step {too_many[0]}"
-        if set(too_many) <= set(library.saved_steps):
-            kept = f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}"
-            reason = f"{kept}: step {too_many[0]} still has one"
+        if set(too_many) <= set(cycle.library.saved_steps):
+            held = f"{len(saved)} checkpoints are kept instead of {len(kept)}"
+            reason = f"{held}: step {too_many[0]} still has one"
         yield too_many[0], reason, {}
     if cycle.changed_files:
         yield 0, f"files in the folder of {{model}} changed: {name_some(cycle.changed_files)}", {}
@@ -185,9 +165,9 @@ def judge_updates(cycle: Cycle) -> LevelResult:
     last = cycle.last
     if last is None or not last.hashes:
         return not_run("the last checkpoint is absent or incomplete", unchecked=True)
-    if (reason := _find_nothing_learned(cycle)) is not None:
-        location = Location(phase="backward", step=cycle.library.steps)
-        return failed(len(last.hashes), reason, "frozen-parameters", location)
+    if reason := _find_nothing_learned(cycle):
+        at = Location(phase="backward", step=cycle.library.steps)
+        return failed(len(last.hashes), reason, "frozen-parameters", at)
     if cycle.library.checkpoints.kind == "adapter":
         return _judge_adapter(cycle, last)
     frozen: set[str] = set()
@@ -210,11 +190,11 @@ def _find_nothing_learned(cycle: Cycle) -> str | None:
     Most losses are equal in all logged digits, or weights only shrink.
     """
     losses = cycle.uninterrupted.values
-    value, count = Counter(losses).most_common(1)[0] if losses else (0.0, 0)
+    value, num_equal = Counter(losses).most_common(1)[0] if losses else (0.0, 0)
     is_exact = value == 0 or unit_in_log(value, losses) <= _PRECISE * abs(value)
-    if is_exact and 2 * count > len(losses) > 1:
+    if is_exact and 2 * num_equal > len(losses) > 1:
         return (
-            f"the loss of {count} of {len(losses)} steps is {value:g} in all logged digits: it does"
+            f"the loss of {num_equal} of {len(losses)} steps is {value:g} in all logged digits: it does"
             " not depend on the model and the batch. Does any label remain in them?"
         )
     shrunk = [step for step, one in cycle.saved.items() if one.only_shrunk]
@@ -255,6 +235,12 @@ def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
     return found or passed(compared)
 
 
+_FALLING = (
+    "a rate that does not fall, or falls to 0, may be that of the next step; launch it without warm-up"
+    " and with a falling rate"
+)
+
+
 def judge_first_save(cycle: Cycle) -> LevelResult:
     """Judge that a checkpoint holds the step after which it is saved, not the one before.
 
@@ -268,15 +254,15 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
         return not_run(f"{why}: {unchecked}", unchecked=True)
     short = library.model_copy(update={"steps": 2, "save_every": 1, "keep": None})
     run = cycle.run("first-save", library=short)
-    found = checkpoints_of(run.launch)
+    found = checkpoints_of(run)
     if not run.ended_well or not {1, 2} <= found.keys():
         problem = run.describe_bad_end() or "it wrote no checkpoints of steps 1 and 2"
         reason = f"the run of two steps: {problem}; {unchecked}"
         return not_run(reason, unchecked=True) if run.ended_well else not_compared(reason)
-    logged = [loss.learning_rate for loss in run.losses]
-    first, second = [-1.0 if rate is None else rate for rate in (*logged, None, None)][:2]
+    logged = [-1.0 if one.learning_rate is None else one.learning_rate for one in run.losses]
+    first, second = [*logged, -1.0, -1.0][:2]
     step = 2 if first == 0 else 1  # a warmup may begin at zero
-    (saved,) = read_history(run.launch, {step: found[step]})
+    (saved,) = read_history(run, {step: found[step]})
     if not _is_initial(saved, cycle):
         return passed(len(saved.hashes))
     held = f"the checkpoint of step {step} holds the initial model"
@@ -284,23 +270,18 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
         return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
     is_positive = first == 0 < second or first > second > 0
-    advice = []
-    if not is_positive:
-        advice.append(
-            "log the learning rate"
-            if first < 0
-            else "a rate that does not fall, or falls to 0, may be that of the next step; launch it"
-            " without warm-up and with a falling rate"
-        )
-    if library.precision is None:
-        advice.append("write `precision`")
-    if advice:
+    advice = {
+        "log the learning rate": first < 0,
+        _FALLING: first >= 0 and not is_positive,
+        "write `precision`": library.precision is None,
+    }
+    if missing := [words for words, is_missing in advice.items() if is_missing]:
         why = "that step changed nothing, as with a rate of 0 or if a loss scale skips it"
-        return not_compared(
-            f"{held}: saved models are one step old, or {why}; {', and '.join(advice)}"
-        )
-    reason = f"{held}, although its learning rate is {second if step == 2 else first:g}: saved models are one step old"
-    return failed_checkpoint(step, len(saved.hashes), reason)
+        old = f"saved models are one step old, or {why}; {', and '.join(missing)}"
+        return not_compared(f"{held}: {old}")
+    rate = second if step == 2 else first
+    old = f"although its learning rate is {rate:g}: saved models are one step old"
+    return failed_checkpoint(step, len(saved.hashes), f"{held}, {old}")
 
 
 def _is_initial(saved: SavedModel, cycle: Cycle) -> bool:
@@ -323,21 +304,19 @@ def judge_leftovers(cycle: Cycle) -> LevelResult:
             things = "; ".join(map(str, run.leftovers))
             if any(one.kind == "temporary file" for one in run.leftovers):
                 things += "; `leftovers_allowed` names files that may stay"
-            return failed(len(runs), f"the {run.launch.name} run left behind {things}")
+            return failed(len(runs), f"the {run.name} run left behind {things}")
     return passed(len(runs)) if runs else not_run("the run was ended while it hung")
 
 
 def judge_memory(cycle: Cycle) -> LevelResult:
     """Judge that the runs used memory of the device, and released it. Host memory is only recorded."""
-    runs, device = cycle.runs, cycle.launch.device
-    name = cycle.library.device
-    for run in runs:
-        if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
-            reason = f"device memory of the {run.launch.name} run: {run.on_device}"
-            return failed(len(runs), reason)
+    runs, device, name = cycle.runs, cycle.uninterrupted.device, cycle.library.device
+    uses = [(run.name, run.on_device) for run in runs if run.on_device is not None]
+    for run, use in uses:
+        if not use.is_back(_DEVICE_SLACK_BYTES):
+            return failed(len(runs), f"device memory of the {run} run: {use}")
     host_peak = _peak(run.host for run in runs)
-    on_device = [run.on_device for run in runs if run.on_device is not None]
-    if not on_device:
+    if not uses:
         if device is None or device.name == "cpu":
             return not_run("the library trains on the host", host_peak_bytes=host_peak)
         if device.torch_device == "cpu":
@@ -347,33 +326,29 @@ def judge_memory(cycle: Cycle) -> LevelResult:
             unchecked=True,
             host_peak_bytes=host_peak,
         )
-    device_peak = _peak(on_device)
+    device_peak = _peak(use for _, use in uses)
     if device_peak < _LEAST_DEVICE_BYTES:
         used = format_size(device_peak)
         return failed(len(runs), f"the runs used {used} of {name}: the library trains elsewhere")
-    return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=device_peak)
+    return passed(len(uses), host_peak_bytes=host_peak, device_peak_bytes=device_peak)
 
 
 def _peak(uses: Iterable[MemoryUse]) -> int:
     return max((use.peak_bytes - use.start_bytes for use in uses), default=0)
 
 
-def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
-    """Collect notes on memory, nondeterminism and unchecked levels."""
+def _notes_on(cycle: Cycle, found: Mapping[str, LevelResult]) -> Iterator[str]:
+    """Yield notes on unchecked levels, memory and nondeterminism."""
+    for name, one in found.items():
+        if (one.level.model_extra or {}).get("unchecked"):
+            yield f"{name}: {one.level.reason}"
     most = max(cycle.runs, key=lambda run: run.host.peak_bytes)
-    notes = [f"host memory of the {most.launch.name} run: {most.host}"]
-    device = [run for run in cycle.runs if run.on_device is not None]
-    notes += [f"device memory of the {run.launch.name} run: {run.on_device}" for run in device[:1]]
+    yield f"host memory of the {most.name} run: {most.host}"
+    for run in [run for run in cycle.runs if run.on_device is not None][:1]:
+        yield f"device memory of the {run.name} run: {run.on_device}"
     if any(cycle.spreads.values()):
-        notes.append(
-            "two uninterrupted runs of one seed differ: their difference limits that of resumed runs"
-        )
-    unchecked = [
-        f"{name}: {one.level.reason}"
-        for name, one in found.items()
-        if (one.level.model_extra or {}).get("unchecked")
-    ]
-    return [*unchecked, *notes, describe_unjudged([cycle.library])]
+        yield "two uninterrupted runs of one seed differ: their difference limits that of resumed runs"
+    yield describe_unjudged([cycle.library])
 
 
 def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
@@ -387,31 +362,21 @@ def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
 
 
 # The levels in the order of the verdict. The first that fails provides the cause.
-_LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
-    "run": judge_runs,
-    "loss": judge_losses,
-    "learning-rate": judge_learning_rates,
-    "checkpoint": judge_checkpoints,
-    "updates": judge_updates,
-    "first-save": judge_first_save,
-    "equivalent": judge_equivalent,
-    "resume": judge_resumption,
-    "sigterm": judge_interruption,
-    "leftovers": judge_leftovers,
-    "memory": judge_memory,
-}
-_QUESTIONS = {
-    "run": "Do all runs end, with the files that they promise?",
-    "loss": "Are all steps logged, with finite losses?",
-    "learning-rate": "Does a resumed run continue the schedule?",
-    "checkpoint": "Does each checkpoint hold the model of its step?",
-    "updates": "Does every parameter that is trained change?",
-    "first-save": "Does a saved model include the last step before it?",
-    "equivalent": "Does another division of the same rows train the same?",
-    "resume": "Does a resumed run continue as the uninterrupted one?",
-    "sigterm": "Does a terminated run leave a checkpoint that can be resumed?",
-    "leftovers": "Does nothing of a run remain on the machine?",
-    "memory": "Is the device's memory used, and released?",
+_LEVELS: dict[str, tuple[Callable[[Cycle], LevelResult], str]] = {
+    "run": (judge_runs, "Do all runs end, with the files that they promise?"),
+    "loss": (judge_losses, "Are all steps logged, with finite losses?"),
+    "learning-rate": (judge_learning_rates, "Does a resumed run continue the schedule?"),
+    "checkpoint": (judge_checkpoints, "Does each checkpoint hold the model of its step?"),
+    "updates": (judge_updates, "Does every parameter that is trained change?"),
+    "first-save": (judge_first_save, "Does a saved model include the last step before it?"),
+    "equivalent": (judge_equivalent, "Does another division of the same rows train the same?"),
+    "resume": (judge_resumption, "Does a resumed run continue as the uninterrupted one?"),
+    "sigterm": (
+        judge_interruption,
+        "Does a terminated run leave a checkpoint that can be resumed?",
+    ),
+    "leftovers": (judge_leftovers, "Does nothing of a run remain on the machine?"),
+    "memory": (judge_memory, "Is the device's memory used, and released?"),
 }
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
@@ -433,56 +398,52 @@ def run_external(
     library = require_runnable(toml, device_name)
     device = open_device(library.device)
     with local_folder(resolve_model(library.model), "refuse") as model:
-        first = Launch("uninterrupted", library, model, folder, toml.resolve().parent, device)
+        first = Run("uninterrupted", library, model, folder, toml.resolve().parent, device)
         cycle = Cycle(first, progress)
         cycle.begin()
-        verdict, measurements = judge(cycle, toml)
-    for one in cycle.runs:
-        one.write_timeline(folder)
+        verdict, measurements = _judge(cycle, toml)
+    for run in cycle.runs:
+        run.write_timeline(folder)
     verdict = write_results(verdict, measurements, folder)
     if verdict.verdict is Outcome.PASS:
-        for one in cycle.runs:
-            shutil.rmtree(one.launch.output, ignore_errors=True)
+        for run in cycle.runs:
+            shutil.rmtree(run.output, ignore_errors=True)
     return verdict
 
 
-def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
+def _judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     """Make the remaining runs and judge all levels."""
     order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST)))
-    results = {name: _LEVELS[name](cycle) for name in order}
-    failed = {name for name, one in results.items() if one.level.verdict is Outcome.FAIL}
-    decided = failed - {_EXPLAINED}
-    results[_LAST] = not_run("another level failed") if decided else _LEVELS[_LAST](cycle)
-    found = {name: results[name] for name in _LEVELS}
+    found = {name: _LEVELS[name][0](cycle) for name in order}
+    decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
+    found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle)
+    found = {name: found[name] for name in _LEVELS}
     for name, one in found.items():
-        one.level = one.level.model_copy(update={"question": _QUESTIONS[name]})
-    first = next((one for one in found.values() if one.level.verdict is Outcome.FAIL), None)
-    measurements = rows_of(found)
+        one.level = one.level.model_copy(update={"question": _LEVELS[name][1]})
+    first = next((one for one in found.values() if one.is_failed), None)
+    rows = rows_of(found)
     # The numbers of a failure are those of its level; a rule without a ratio has none.
     ratios = [
         row
-        for row in (measurements if first is None else first.measurements)
+        for row in (rows if first is None else first.measurements)
         if row.statistic != "exact" and (first is None or row.ratio > (row.limit or 1.0))
     ]
-    numbers, worst = (
-        EXACT_NUMBERS,
-        max(ratios, key=lambda one: one.ratio / (one.limit or 1.0), default=None),
-    )
+    worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
+    numbers: DecidingNumbers = EXACT_NUMBERS
     if worst is not None:
         numbers = {"statistic": worst.statistic, "noise_ratio": worst.ratio, "limit": worst.limit}
-    library = cycle.library
     verdict = verdict_of(
         found,
-        first.cause if first is not None else None,
-        model={"name": library.model},
+        None if first is None else first.cause,
+        model={"name": cycle.library.model},
         reference={"run": "the uninterrupted run"},
         candidate={
-            "run": library.device,
+            "run": cycle.library.device,
             "trainer": f"command:{toml}",
-            "case": library.name,
-            "launch": library.launch,
+            "case": cycle.library.name,
+            "launch": cycle.library.launch,
         },
-        notes=notes_on_runs(cycle, found),
+        notes=_notes_on(cycle, found),
         **numbers,
     )
-    return verdict, [*measurements, *rows_of_logs(cycle)]
+    return verdict, [*rows, *rows_of_logs(cycle)]

@@ -1,7 +1,7 @@
 """Levels that make runs: resumed ones, and one that splits the same rows another way."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import count
@@ -23,16 +23,16 @@ from assay.verdicts import Diagnosis, Location, Measurement, Ratio
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.runs import (
     Cycle,
+    SavedModel,
     Spread,
     checkpoints_of,
     copy_until,
     find_split_dependence,
     load_tensors,
     narrowest_dtype,
-    read_history,
     read_tensors,
 )
-from assay_smoke.external.watched_run import LoggedLoss, RunEvidence
+from assay_smoke.external.watched_run import LoggedStep, Run
 from assay_smoke.judging import failed_checkpoint
 
 # Largest allowed difference of a resumed run, as a share of the change by training since the
@@ -62,7 +62,7 @@ def judge_interruption(cycle: Cycle) -> LevelResult:
     if not cycle.uninterrupted.ended_well:
         return not_run("the uninterrupted run did not end well")
     interrupted = cycle.run("interrupted", sigterm_after=1)
-    newest = max(checkpoints_of(interrupted.launch), default=None)
+    newest = max(checkpoints_of(interrupted), default=None)
     if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
         return not_compared("training ended before SIGTERM: use more `steps`")
     if problem := _ignored_sigterm(interrupted, newest):
@@ -73,12 +73,12 @@ def judge_interruption(cycle: Cycle) -> LevelResult:
     return _resume(cycle, "sigterm", interrupted, newest)
 
 
-def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None:
+def _ignored_sigterm(interrupted: Run, newest: int | None) -> str | None:
     """Describe what a run did instead of saving a checkpoint and ending, or return None.
 
     newest: step of its newest checkpoint.
     """
-    num_logged, library = len(interrupted.losses), interrupted.launch.library
+    num_logged, library = len(interrupted.losses), interrupted.library
     if interrupted.hung_in is not None:
         limit = library.end_limit_seconds
         return f"it ran on for {limit:g} s and was ended{interrupted.describe_waits()}"
@@ -92,34 +92,34 @@ def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None
     return None
 
 
-def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelResult:
+def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
     """Resume from the checkpoint that `source` wrote after `first` steps, and judge that run.
 
     If it ends differently, the uninterrupted run is repeated to measure how far two such runs differ.
     """
     name = {"resume": "resumed", "sigterm": "after-sigterm"}[level]
-    begin = checkpoints_of(source.launch)[first]
+    begin, last, steps = checkpoints_of(source)[first], cycle.last, cycle.library.steps
     if cycle.library.resume_in == "copy":
-        begin = copy_until(first, source.launch, replace(cycle.launch, name=name))
+        begin = copy_until(first, source, replace(cycle.uninterrupted, name=name))
     run = cycle.run(name, resume_from=begin, first_step=first)
-    difference, problem = _compare_ends(cycle, run)
-    differs = spread = None
-    if difference is not None:
+    end, compared = cycle.read_end(run), len(run.losses) + (0 if last is None else len(last.hashes))
+    spread = None
+    if bad_end := _find_bad_end(cycle, run, end):
+        step, reason = bad_end
+        found = failed_checkpoint(step, len(run.losses), reason)
+    elif difference := _first_other_loss(cycle, run) or _other_tensors(end, last):
         differs, spread = _measure_spread(cycle, run, begin)
         cycle.spreads[level] = spread
-    compared = len(run.losses) + (0 if problem or cycle.last is None else len(cycle.last.hashes))
-    if problem is not None:
-        found = failed_checkpoint(problem[0], compared, problem[1])
-    elif difference is None:
-        found = passed(compared, from_step=first, bitwise=True)
-    elif differs:
-        found = _judge_spread(spread, first, compared, difference, _diagnose(cycle, run))
+        diagnosis = _diagnose(cycle, run)
+        if differs:
+            found = _judge_spread(spread, first, compared, difference, diagnosis)
+        else:
+            if differs is not None:
+                difference += ", although two uninterrupted runs are equal"
+            difference += _describe_ends(cycle, run, begin)
+            found = failed_checkpoint(first, compared, difference, diagnosis=diagnosis)
     else:
-        if differs is not None:
-            difference += ", although two uninterrupted runs are equal"
-        difference += _describe_ends(cycle, run, begin)
-        found = failed_checkpoint(first, compared, difference, diagnosis=_diagnose(cycle, run))
-    steps = zip(count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False)
+        found = passed(compared, from_step=first, bitwise=True)
     unequal, limit = (math.inf, 0.0) if spread is None else (math.nan, None)
     rows = [
         Measurement(
@@ -127,70 +127,70 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, first: int) -> LevelR
             actual=0.0 if actual == due else abs(actual - due), expected=0.0,
             ratio=0.0 if actual == due else unequal, limit=limit,
         )
-        for step, actual, due in steps
+        for step, actual, due in _paired_losses(cycle, run)
     ]  # fmt: skip
-    last, ratios = cycle.library.steps, [] if spread is None else [spread.losses, spread.ends]
-    rows += [one.measurement(level, "end", phase="checkpoint", step=last) for one in ratios]
+    ratios = [] if spread is None else [spread.losses, spread.ends]
+    rows += [one.measurement(level, "end", phase="checkpoint", step=steps) for one in ratios]
     return found.with_rows(rows)
 
 
-def _compare_ends(cycle: Cycle, run: RunEvidence) -> tuple[str | None, tuple[int, str] | None]:
-    """Return the first difference of a resumed run, and step and reason of one that is not comparable."""
-    first, steps, last = run.launch.first_step, cycle.library.steps, cycle.last
+def _paired_losses(cycle: Cycle, run: Run) -> Iterator[tuple[int, float, float]]:
+    """Return step, loss and that of the uninterrupted run for each step of a resumed run."""
+    whole = cycle.uninterrupted.values[run.first_step :]
+    return zip(count(run.first_step + 1), run.values, whole, strict=False)
+
+
+def _find_bad_end(cycle: Cycle, run: Run, end: SavedModel | None) -> tuple[int, str] | None:
+    """Return step and reason if a resumed run cannot be compared to its end."""
+    first, steps = run.first_step, cycle.library.steps
     if problem := run.describe_bad_end():
-        return None, (first, problem)
-    folder, difference = cycle.end_of(run), _first_other_loss(cycle, run)
-    end = None if folder is None else next(read_history(run.launch, {steps: folder}))
+        return first, problem
     if run.steps_made != steps:
-        made = f"it made {len(run.losses)} steps instead of {steps - first}"
-        return None, (first, f"resumed from step {first}, {made}")
-    begin = cycle.saved.get(first)
-    hashes = [None if one is None else one.hashes for one in (begin, end, last)]
-    if hashes[1] and hashes[1] == hashes[0] != hashes[2]:
-        return None, (
-            first,
-            f"the resumed run changed nothing: its checkpoint of step {steps} equals that of step {first}",
-        )
+        made = f"it made {len(run.losses)} steps instead of {run.steps_left}"
+        return first, f"resumed from step {first}, {made}"
+    begin, end_hashes, last = (
+        None if one is None else one.hashes for one in (cycle.saved.get(first), end, cycle.last)
+    )
+    if end_hashes and end_hashes == begin != last:
+        same = f"its checkpoint of step {steps} equals that of step {first}"
+        return first, f"the resumed run changed nothing: {same}"
     if end is None or end.problem is not None or last is None:
         problem = "it wrote no last checkpoint" if end is None else end.problem
-        return None, (steps, f"the resumed run: {problem}")
-    different = sorted(name for name in last.hashes if last.hashes[name] != end.hashes.get(name))
-    if different and difference is None:
-        difference = f"{len(different)} final tensors differ: {name_some(different)}"
-    return difference, None
+        return steps, f"the resumed run: {problem}"
+    return None
 
 
-def _describe_ends(cycle: Cycle, run: RunEvidence, begin: Path) -> str:
+def _other_tensors(end: SavedModel | None, last: SavedModel | None) -> str | None:
+    """Describe the tensors of a resumed run's last checkpoint that differ, or return None."""
+    expected, actual = ({} if one is None else one.hashes for one in (last, end))
+    different = sorted(name for name in expected if expected[name] != actual.get(name))
+    return f"{len(different)} final tensors differ: {name_some(different)}" if different else None
+
+
+def _describe_ends(cycle: Cycle, run: Run, begin: Path) -> str:
     """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" without an end."""
     folders = [cycle.end_of(run), cycle.end_of(cycle.uninterrupted), begin]
-    if any(folder is None for folder in folders):
-        return ""
     try:
-        ends = [read_tensors(run.launch, folder) for folder in folders if folder is not None]
+        ends = [read_tensors(run, folder) for folder in folders if folder is not None]
     except AssayError:
+        return ""
+    if len(ends) < len(folders):
         return ""
     apart = measure_apart(*ends)
     small = ", as little as by a rounding of the state" if apart < _ROUNDED else ""
     size = f"{apart:.2g} of" if apart < 1 else f"{apart:,.0f} times"
-    return (
-        f"; the last checkpoints differ by {size} the change since step"
-        f" {run.launch.first_step}{small}"
-    )
+    return f"; the last checkpoints differ by {size} the change since step {run.first_step}{small}"
 
 
-def _measure_spread(
-    cycle: Cycle, resumed: RunEvidence, begin: Path
-) -> tuple[bool | None, Spread | None]:
+def _measure_spread(cycle: Cycle, resumed: Run, begin: Path) -> tuple[bool | None, Spread | None]:
     """Repeat the uninterrupted run and return whether both differ, and how far."""
     repeated = cycle.made.get("repeated") or cycle.run("repeated")
     runs = {"uninterrupted": cycle.uninterrupted, "repeated": repeated, "resumed": resumed}
+    folders = {name: cycle.end_of(one) for name, one in runs.items()}
     are_whole = all(one.steps_made == cycle.library.steps for one in runs.values())
-    ends: dict[str, dict[str, Tensor]] = {}
-    for name, one in runs.items():
-        folder = cycle.end_of(one)
-        if folder is None or not are_whole:
-            return None, None
-        ends[name] = read_tensors(one.launch, folder)
+    if not are_whole or None in folders.values():
+        return None, None
+    ends = {name: read_tensors(runs[name], folder) for name, folder in folders.items() if folder}
     if len({frozenset(end) for end in ends.values()}) > 1:
         return None, None
     losses = {name: one.values for name, one in runs.items()}
@@ -198,17 +198,13 @@ def _measure_spread(
         one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
     ):
         return False, None
-    middle = read_tensors(resumed.launch, begin)
+    middle = read_tensors(resumed, begin)
     is_alike = middle.keys() == ends["resumed"].keys()
     return True, measure_spread(losses, ends, middle) if is_alike else None
 
 
 def _judge_spread(
-    spread: Spread | None,
-    first: int,
-    compared: int,
-    difference: str,
-    diagnosis: Diagnosis | None,
+    spread: Spread | None, first: int, compared: int, difference: str, diagnosis: Diagnosis | None
 ) -> LevelResult:
     """Judge a resumed run by the difference of two uninterrupted ones."""
     if spread is None:
@@ -221,58 +217,48 @@ def _judge_spread(
             f" changed {moved:.2g} since the checkpoint: a loss of state would not"
             " show. Do data, their order and all random numbers depend on {seed} alone?"
         )
-    if over_limit := [ratio for ratio in (spread.losses, ends) if ratio.failed]:
-        ratio = over_limit[0]
-        over = (
-            f"{format_number(ratio.value)}x the difference of two uninterrupted runs of one seed"
-            f" (limit {ratio.limit:g}x of {ratio.statistic})"
-        )
-        return failed_checkpoint(first, compared, f"{difference}: {over}", diagnosis=diagnosis)
+    for ratio in (spread.losses, ends):
+        if ratio.failed:
+            over = (
+                f"{format_number(ratio.value)}x the difference of two uninterrupted runs of one seed"
+                f" (limit {ratio.limit:g}x of {ratio.statistic})"
+            )
+            return failed_checkpoint(first, compared, f"{difference}: {over}", diagnosis=diagnosis)
     return passed(compared, from_step=first, bitwise=False)
 
 
-def _diagnose(cycle: Cycle, run: RunEvidence) -> Diagnosis | None:
+def _diagnose(cycle: Cycle, run: Run) -> Diagnosis | None:
     """Return checkpoint-mismatch if the first loss agrees: weights and rows are right, and other state is not.
 
     If it differs, other rows would explain it, too.
     """
-    first = run.launch.first_step
-    agrees = run.values[:1] == cycle.uninterrupted.values[first : first + 1]
+    agrees = run.values[:1] == cycle.uninterrupted.values[run.first_step :][:1]
     return "checkpoint-mismatch" if agrees else None
 
 
-def _first_other_loss(cycle: Cycle, run: RunEvidence) -> str | None:
+def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     """Describe the first loss of a resumed run that differs, or return None."""
-    first = run.launch.first_step
-    for step, actual, expected in zip(
-        count(first + 1), run.values, cycle.uninterrupted.values[first:], strict=False
-    ):
-        if actual != expected:
-            rates = "its learning rates differ" if _has_other_rates(cycle, run) else ""
-            if step == first + 1:  # no learning rate has changed it yet
-                apart = ", or the ranks no longer hold the same weights"
-                apart = apart if cycle.library.ranks > 1 else ""
-                cause = (
-                    "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
-                    f" older model{apart}{rates and f'; {rates}, too'}"
-                )
-            else:
-                schedule = "" if _logs_rates(run) else ", the schedule"
-                lost = f"moments{schedule} or random numbers were not restored"
-                cause = rates or f"the first loss after the resume agrees: {lost}"
-            return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
-    return None
-
-
-def _has_other_rates(cycle: Cycle, run: RunEvidence) -> bool:
-    whole = cycle.uninterrupted.losses[run.launch.first_step :]
-    pairs = zip(run.losses, whole, strict=False)
-    return any(one.learning_rate != due.learning_rate for one, due in pairs)
-
-
-def _logs_rates(run: RunEvidence) -> bool:
-    """Return True if the level learning-rate judges the schedule."""
-    return any(loss.learning_rate is not None for loss in run.losses)
+    found = next((pair for pair in _paired_losses(cycle, run) if pair[1] != pair[2]), None)
+    if found is None:
+        return None
+    step, actual, expected = found
+    whole = cycle.uninterrupted.losses[run.first_step :]
+    logged = zip(run.losses, whole, strict=False)
+    has_other_rates = any(one.learning_rate != due.learning_rate for one, due in logged)
+    rates = "its learning rates differ" if has_other_rates else ""
+    if step == run.first_step + 1:  # no learning rate has changed it yet
+        is_on_ranks = cycle.library.ranks > 1
+        apart = ", or the ranks no longer hold the same weights" if is_on_ranks else ""
+        cause = (
+            "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
+            f" older model{apart}{rates and f'; {rates}, too'}"
+        )
+    else:
+        # With logged rates, the level learning-rate judges the schedule.
+        is_logged = any(one.learning_rate is not None for one in run.losses)
+        lost = f"moments{'' if is_logged else ', the schedule'} or random numbers were not restored"
+        cause = rates or f"the first loss after the resume agrees: {lost}"
+    return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
 
 
 def measure_spread(
@@ -288,16 +274,16 @@ def measure_spread(
     losses: of all steps for `uninterrupted` and `repeated`, of the last steps for `resumed`; ends: final
         tensors of each; middle: tensors of the checkpoint.
     """
-    whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
-    resumed = list(losses["resumed"])
-    begin = len(whole) - len(resumed)
+    whole, repeated, resumed = (
+        list(losses[run]) for run in ("uninterrupted", "repeated", "resumed")
+    )
+    begin, end, limits = len(whole) - len(resumed), ends["uninterrupted"], load_limits("training")
     # Two runs may agree by chance in some steps, so the larger of both windows counts.
     noise = max(
         _LOGGED,
-        relative_error_of_losses(list(losses["repeated"]), whole),
-        relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
+        relative_error_of_losses(repeated, whole),
+        relative_error_of_losses(repeated[begin:], whole[begin:]),
     )
-    limits = load_limits("training")
     of_losses = Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise)
     resumed_end, repeated_end = (_relative_error(ends[run], end) for run in ("resumed", "repeated"))
     of_ends = Ratio("trajectory-error", resumed_end, repeated_end)
@@ -325,11 +311,11 @@ _ENDS = 3.0
 # Limit of the losses. Those runs had at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16.
 _LOSSES = 1 / 8
 
-# Field of a logged value, its statistic and limit. A norm changes by less than its gradient, and the ends
-# by what the gradients change.
-_LOGGED_VALUES: dict[str, tuple[str, Statistic, float]] = {
-    "loss": ("value", "loss-error", _LOSSES),
-    "grad_norm": ("grad_norm", "norm-error", _ENDS),
+# Statistic and limit of each logged value. A norm changes by less than its gradient, and the ends by what
+# the gradients change.
+_LOGGED_VALUES: dict[str, tuple[Statistic, float]] = {
+    "loss": ("loss-error", _LOSSES),
+    "grad_norm": ("norm-error", _ENDS),
 }
 
 _PERCENTILE = 0.85
@@ -350,8 +336,8 @@ _NEAR = 1e-3
 class _Difference:
     """The logged values of both runs by step, and the distance of their ends by `measure_apart`."""
 
-    expected: Sequence[LoggedLoss]
-    actual: Sequence[LoggedLoss]
+    expected: Sequence[LoggedStep]
+    actual: Sequence[LoggedStep]
     apart: float
     steps: int
     """Number of the last step."""
@@ -361,20 +347,18 @@ class _Difference:
     def ratios(self, dtype: str) -> list[tuple[int, str, Ratio]]:
         """Return step, port, and error over that which rounding and logged digits explain."""
         root, found = sqrt(FORMATS[dtype].unit_roundoff), []
-
-        def add(step: int, port: str, actual: float | None, expected: float | None) -> None:
-            if actual is None or expected is None:
-                return
-            key, statistic, share = _LOGGED_VALUES[port]
-            logged = [getattr(one, key) for one in (*self.expected, *self.actual)]
-            unit = unit_in_log(expected, [value for value in logged if value is not None])
-            size = abs(expected) or 1.0
-            ratio = Ratio(statistic, abs(actual - expected) / size, share * root + unit / size)
-            found.append((step, port, ratio.judged(1.0)))
-
-        for step, (actual, due) in enumerate(zip(self.actual, self.expected, strict=True), 1):
-            add(step, "loss", actual.value, due.value)
-            add(step, "grad_norm", actual.grad_norm, due.grad_norm)
+        logged = {
+            port: [getattr(one, port) for one in (*self.expected, *self.actual)]
+            for port in _LOGGED_VALUES
+        }
+        for step, runs in enumerate(zip(self.actual, self.expected, strict=True), 1):
+            for port, (statistic, share) in _LOGGED_VALUES.items():
+                actual, due = (getattr(one, port) for one in runs)
+                if actual is not None and due is not None:
+                    unit = unit_in_log(due, [one for one in logged[port] if one is not None])
+                    size = abs(due) or 1.0
+                    ratio = Ratio(statistic, abs(actual - due) / size, share * root + unit / size)
+                    found.append((step, port, ratio.judged(1.0)))
         ends = Ratio("trajectory-error", self.apart, _ENDS * root).judged(1.0)
         return [*found, (self.steps, "end", ends)]
 
@@ -383,45 +367,32 @@ class _Difference:
 
         Returns: its step and phase, a description, and the diagnosis if the values tell.
         """
-        step, port, ratio = next(
-            (found for found in self.ratios(dtype) if not found[2].value <= 1), (0, "", None)
-        )
-        if ratio is None:
+        found = next((one for one in self.ratios(dtype) if not one[2].value <= 1), None)
+        if found is None:
             return None
+        step, port, ratio = found
         limit = f"limit {ratio.expected:.2g} from rounding in {dtype}"
         if port == "end":
-            return (
-                step,
-                "optimizer",
-                (
-                    f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
-                    f" training (85th percentile of tensors; {limit}): {self._explain_later()}"
-                ),
-                None,
+            words = (
+                f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
+                f" training (85th percentile of tensors; {limit}): {self._explain_later()}"
             )
-        due, other = (
-            getattr(run[step - 1], _LOGGED_VALUES[port][0]) for run in (self.expected, self.actual)
-        )
-        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later()}"
+            return step, "optimizer", words, None
+        due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
+        phase: Phase = "optimizer"
         diagnosis: Diagnosis | None = None
+        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later()}"
         if port == "grad_norm":
-            what, factor = "norm of the gradient", other / (due or 1.0)
+            what, phase, factor = "norm of the gradient", "backward", other / (due or 1.0)
             cause, diagnosis = self._explain_norm(factor, dtype)
             cause = f"{factor:.4g} times as large there, although the loss agrees. {cause}"
         elif step == 1:
-            cause = _FIRST
-        phase: Phase = (
-            "backward" if port == "grad_norm" else "forward" if step == 1 else "optimizer"
+            phase, cause = "forward", _FIRST
+        words = (
+            f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
+            f" Relative error {ratio.actual:.2g}, {limit}"
         )
-        return (
-            step,
-            phase,
-            (
-                f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
-                f" Relative error {ratio.actual:.2g}, {limit}"
-            ),
-            diagnosis,
-        )
+        return step, phase, words, diagnosis
 
     def _explain_later(self) -> str:
         """Name what may depend on the split after an update, without what the log shows to agree."""
@@ -454,57 +425,49 @@ def _either(names: Sequence[str]) -> str:
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:
     """Train with another split of the rows and compare with the uninterrupted run."""
-    other, last = cycle.library.split_otherwise(), cycle.last
+    library, first, last = cycle.library, cycle.uninterrupted, cycle.last
+    other = library.split_otherwise()
     if other is None:
         why = "`equivalent` is []"
-        if cycle.library.equivalent is None:
+        if library.equivalent is None:
             why = (
                 "the launch line has no {batch_size} and {accumulation} to split the rows of a step"
                 " another way, and no `equivalent` is declared"
             )
-        return not_run(
-            f"{why}: it was not checked whether accumulation, reduction over ranks, clipping and"
-            " schedule depend on the split",
-            unchecked=True,
-        )
+        parts = "accumulation, reduction over ranks, clipping and schedule depend on the split"
+        return not_run(f"{why}: it was not checked whether {parts}", unchecked=True)
     if last is None or last.problem is not None:
-        return not_run(
-            "the last checkpoint is absent or incomplete: it was not checked whether training depends on the"
-            " split",
-            unchecked=True,
-        )
-    folder = checkpoints_of(cycle.launch)[last.step]
-    dependence = find_split_dependence(folder / cycle.library.checkpoints.model)
-    if dependence is not None:
+        unchecked = "it was not checked whether training depends on the split"
+        reason = f"the last checkpoint is absent or incomplete: {unchecked}"
+        return not_run(reason, unchecked=True)
+    folder = checkpoints_of(first)[last.step]
+    if dependence := find_split_dependence(folder / library.checkpoints.model):
         return not_compared(
             f"the checkpoint's configuration has {dependence}, which makes training"
             " depend on the split: train without it, or write equivalent = [] to skip this level"
         )
-    one, due = cycle.run("equivalent", library=other), cycle.uninterrupted.losses
-    problem = one.describe_bad_end()
-    if problem is None and len(one.losses) != len(due):
-        problem = f"it logged {len(one.losses)} losses, the uninterrupted run {len(due)}"
-    end = cycle.end_of(one)
-    split = _describe_split(cycle.library, other)
+    run = cycle.run("equivalent", library=other)
+    problem, end, split = run.describe_bad_end(), cycle.end_of(run), _describe_split(library, other)
+    if problem is None and len(run.losses) != len(first.losses):
+        problem = f"it logged {len(run.losses)} losses, the uninterrupted run {len(first.losses)}"
     if problem is not None or end is None:
         problem = problem or "it wrote no last checkpoint"
         return not_compared(f"the equivalent launch: {problem} ({split})")
-    expected = read_tensors(one.launch, folder)
+    expected = read_tensors(run, folder)
     dtype = narrowest_dtype(expected)
-    if cycle.library.checkpoints.kind == "adapter":  # begins at random
-        base = read_tensors(one.launch, min(checkpoints_of(cycle.launch).items())[1])
+    if library.checkpoints.kind == "adapter":  # begins at random
+        base = read_tensors(run, min(checkpoints_of(first).items())[1])
     else:
-        base = load_tensors(cycle.launch.model, dtype)
+        base = load_tensors(first.model, dtype)
     try:
-        actual = read_tensors(one.launch, end)
+        actual = read_tensors(run, end)
     except AssayError as error:
         return not_compared(f"the equivalent launch: {error} ({split})")
     apart = measure_apart(actual, expected, base)
-    quotients = _compare_splits(other.split, cycle.library.split)
-    difference = _Difference(due, one.losses, apart, last.step, quotients)
+    quotients = _compare_splits(other.split, library.split)
+    difference = _Difference(first.losses, run.losses, apart, last.step, quotients)
     # The coarser of the declared dtype and that of the checkpoints.
-    declared = cycle.library.precision or dtype
-    dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
+    dtype = max(library.precision or dtype, dtype, key=lambda name: FORMATS[name].unit_roundoff)
     rows = [
         ratio.measurement("equivalent", port, phase="optimizer", step=step)
         for step, port, ratio in difference.ratios(dtype)

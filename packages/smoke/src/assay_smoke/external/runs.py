@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
 from assay.verdicts import Measurement, Ratio
 from assay_smoke.external.library import ExternalLibrary, fill
-from assay_smoke.external.watched_run import Launch, LossesError, RunEvidence, run
+from assay_smoke.external.watched_run import Run, make
 from assay_smoke.judging import differing_keys
 
 if TYPE_CHECKING:
@@ -38,17 +37,6 @@ _STEP = r"(?P<step>\d+)"
 _SPLIT_DEPENDENCE = re.compile(
     r'"(\w*drop\w*)":\s*(\d*\.?\d*[1-9][\d.e-]*)|"(output_router_logits)":\s*(true)'
 )
-
-
-def make_checkpoint_error(launch: Launch) -> UsageError:
-    """Describe training that ended well without a checkpoint where they are expected."""
-    output = launch.output
-    there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
-    held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
-    return UsageError(
-        f"checkpoints.folder: nothing matches {_absolute(launch, launch.library.checkpoints.folder)},"
-        f" although training ended well; in {output} {held}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +71,42 @@ def find_checkpoints(pattern: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def checkpoints_of(launch: Launch) -> dict[int, Path]:
+def checkpoints_of(run: Run) -> dict[int, Path]:
     """Find the checkpoints of a run by the number of steps before them."""
-    checkpoints = launch.library.checkpoints
-    return _by_step(launch, checkpoints.folder, checkpoints.numbers)
+    checkpoints = run.library.checkpoints
+    return _by_step(run, checkpoints.folder, checkpoints.numbers)
 
 
-def copy_until(step: int, source: Launch, launch: Launch) -> Path:
-    """Copy the output of `source` to `launch` without the checkpoints after `step`.
+def copy_until(step: int, source: Run, run: Run) -> Path:
+    """Copy the output of `source` to `run` without the checkpoints after `step`.
 
     Returns: the checkpoint of `step`.
     """
-    shutil.copytree(source.output, launch.output, symlinks=True)
-    paths = list(checkpoints_of(launch).items())
-    checkpoints = launch.library.checkpoints
+    shutil.copytree(source.output, run.output, symlinks=True)
+    paths = list(checkpoints_of(run).items())
+    checkpoints = run.library.checkpoints
     if checkpoints.state is not None:
-        paths += _by_step(launch, checkpoints.state, checkpoints.state_numbers).items()
+        paths += _by_step(run, checkpoints.state, checkpoints.state_numbers).items()
     for number, path in paths:
         if number > step:
             shutil.rmtree(path)
-    return checkpoints_of(launch)[step]
+    return checkpoints_of(run)[step]
 
 
-def _absolute(launch: Launch, pattern: str) -> str:
-    return str(launch.working_folder.resolve() / fill(pattern, launch.values))
+def _absolute(run: Run, pattern: str) -> str:
+    return str(run.working_folder.resolve() / fill(pattern, run.placeholders))
 
 
-def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
+def _by_step(run: Run, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
     found = {
-        launch.library.step_of(number, numbers): path
-        for number, path in find_checkpoints(_absolute(launch, pattern)).items()
+        run.library.step_of(number, numbers): path
+        for number, path in find_checkpoints(_absolute(run, pattern)).items()
     }
     return {step: path for step, path in found.items() if step is not None}
 
 
 def read_history(
-    launch: Launch, folders: Mapping[int, Path], start: Mapping[str, Tensor] | None = None
+    run: Run, folders: Mapping[int, Path], start: Mapping[str, Tensor] | None = None
 ) -> Iterator[SavedModel]:
     """Read checkpoints one after the other, each with its change since the one before.
 
@@ -127,7 +115,7 @@ def read_history(
     before = start
     for step, folder in folders.items():
         try:
-            tensors = read_tensors(launch, folder)
+            tensors = read_tensors(run, folder)
         except AssayError as error:
             yield SavedModel(step, problem=str(error))
             continue
@@ -162,12 +150,12 @@ def saved_of(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
     )
 
 
-def read_tensors(launch: Launch, folder: Path) -> dict[str, Tensor]:
+def read_tensors(run: Run, folder: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by name. Raises: AssayError if it cannot be read."""
-    checkpoints = launch.library.checkpoints
+    checkpoints = run.library.checkpoints
     model = folder / checkpoints.model
     if checkpoints.kind == "adapter":
-        _load_by_peft(launch.model, model)
+        _load_by_peft(run.model, model)
         return read_adapter(model)
     if not model.is_dir():
         raise UsageError(f"{folder} has no folder {checkpoints.model}")
@@ -234,10 +222,10 @@ _ORDER = (
 class Cycle:
     """The runs of a library. A level that needs another run makes it."""
 
-    launch: Launch
-    """Of the uninterrupted run. The others differ from it."""
+    uninterrupted: Run
+    """The others differ from it."""
     progress: Progress
-    made: dict[str, RunEvidence] = field(default_factory=dict)
+    made: dict[str, Run] = field(default_factory=dict)
     """Runs by name."""
     saved: dict[int, SavedModel] = field(default_factory=dict)
     """Checkpoints of the uninterrupted run by step; none if it ended badly."""
@@ -250,15 +238,10 @@ class Cycle:
     @property
     def library(self) -> ExternalLibrary:
         """Return the library."""
-        return self.launch.library
+        return self.uninterrupted.library
 
     @property
-    def uninterrupted(self) -> RunEvidence:
-        """Return the first run."""
-        return self.made["uninterrupted"]
-
-    @property
-    def runs(self) -> list[RunEvidence]:
+    def runs(self) -> list[Run]:
         """Return the runs made so far, in the order of reports."""
         return [self.made[name] for name in _ORDER if name in self.made]
 
@@ -270,58 +253,52 @@ class Cycle:
     @property
     def changed_files(self) -> list[str]:
         """Return the files of the initial model's folder that changed since the first run began."""
-        return sorted(differing_keys(self._files, _listing(self.launch.model)))
+        return sorted(differing_keys(self._files, _listing(self.uninterrupted.model)))
 
-    def run(self, name: str, **changes: Any) -> RunEvidence:  # noqa: ANN401 - fields of a launch
-        """Make the run `name`. changes: of its launch."""
-        self.made[name] = run(replace(self.launch, name=name, **changes), self.progress)
+    def run(self, name: str, **changes: Any) -> Run:  # noqa: ANN401 - fields of a run
+        """Make the run `name`, which differs from the uninterrupted one by `changes`."""
+        self.made[name] = make(replace(self.uninterrupted, name=name, **changes), self.progress)
         return self.made[name]
 
-    def end_of(self, one: RunEvidence) -> Path | None:
+    def end_of(self, one: Run) -> Path | None:
         """Return the folder of a run's last checkpoint; None without one or after a bad end."""
-        return checkpoints_of(one.launch).get(self.library.steps) if one.ended_well else None
+        return checkpoints_of(one).get(self.library.steps) if one.ended_well else None
+
+    def read_end(self, one: Run) -> SavedModel | None:
+        """Read a run's last checkpoint; None without one or after a bad end."""
+        folder = self.end_of(one)
+        return None if folder is None else next(read_history(one, {self.library.steps: folder}))
 
     def begin(self) -> None:
         """Make the uninterrupted run and read its checkpoints.
 
         Raises: MachineError for an absent package; UsageError for a library that contradicts its file.
         """
-        self._files = _listing(self.launch.model)
-        first = self.run("uninterrupted")
+        first, checkpoints = self.uninterrupted, self.library.checkpoints
+        self._files = _listing(first.model)
+        self.made[first.name] = make(first, self.progress)
         first.require_modules()
         if not first.ended_well:
             return
-        self._require_losses(first)
-        found = checkpoints_of(self.launch)
-        if not found:
-            raise make_checkpoint_error(self.launch)
+        first.require_losses()
+        if not (found := checkpoints_of(first)):
+            folders = (path for path in first.output.rglob("*") if path.is_dir())
+            there = sorted(str(path.relative_to(first.output)) for path in folders)
+            held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
+            raise UsageError(
+                f"checkpoints.folder: nothing matches {_absolute(first, checkpoints.folder)},"
+                f" although training ended well; in {first.output} {held}"
+            )
         start = None
-        if self.library.checkpoints.kind == "hugging-face":
+        if checkpoints.kind == "hugging-face":
             with suppress(AssayError):  # the level `checkpoint` says why it cannot be read
-                last = found[max(found)] / self.library.checkpoints.model
-                start = load_tensors(self.launch.model, stored_dtype(str(last), "refuse"))
+                last = found[max(found)] / checkpoints.model
+                start = load_tensors(first.model, stored_dtype(str(last), "refuse"))
                 self.start = saved_of(0, start)
         with self.progress.task("reading checkpoints", len(found)) as task:
-            for saved in read_history(self.launch, found, start):
+            for saved in read_history(first, found, start):
                 self.saved[saved.step] = saved
                 task.advance()
-
-    def _require_losses(self, first: RunEvidence) -> None:
-        losses = self.library.losses
-        if not first.losses:
-            where = (
-                f"no line of its output matches losses.pattern, '{losses.pattern}'"
-                if losses.pattern is not None
-                else f"losses.file, {losses.file}, is absent or empty"
-            )
-            raise LossesError(f"the launch line logs no losses: {where}.{first.last_lines}")
-        steps = [loss.step for loss in first.losses if loss.step is not None]
-        spacings = {later - earlier for earlier, later in pairwise(steps)}
-        if len(spacings) == 1 and (spacing := spacings.pop()) > 1:
-            raise LossesError(
-                f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
-                " logging interval to 1"
-            )
 
 
 # Runs whose values are drawn, by the side of their curve. The others have steps of their own.
@@ -332,20 +309,17 @@ _DRAWN = {
 
 def rows_of_logs(cycle: Cycle) -> Iterator[Measurement]:
     """Yield the logged values of each step, for display only."""
-    ports: dict[str, Phase] = {
-        "loss": "forward",
-        "grad-norm": "clip",
-        "learning-rate": "optimizer",
-    }
-    for one in (one for one in cycle.runs if one.launch.name in _DRAWN):
-        side = _DRAWN[one.launch.name]
-        for step, logged in enumerate(one.losses, one.launch.first_step + 1):
-            values = (logged.value, logged.grad_norm, logged.learning_rate)
-            for (port, phase), value in zip(ports.items(), values, strict=True):
+    phases: tuple[Phase, ...] = ("forward", "clip", "optimizer")
+    for run in (run for run in cycle.runs if run.name in _DRAWN):
+        for step, logged in enumerate(run.losses, run.first_step + 1):
+            values = {
+                "loss": logged.loss, "grad-norm": logged.grad_norm, "learning-rate": logged.learning_rate,
+            }  # fmt: skip
+            for phase, (port, value) in zip(phases, values.items(), strict=True):
                 if value is not None:
                     yield Measurement(
-                        level="loss", module="", port=port, phase=phase, step=step,
-                        statistic=f"{side}-{port}", actual=value, expected=math.nan, ratio=math.nan,
+                        level="loss", module="", port=port, phase=phase, step=step, actual=value,
+                        statistic=f"{_DRAWN[run.name]}-{port}", expected=math.nan, ratio=math.nan,
                     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,59 +45,6 @@ from assay_smoke.machine import (
     free_port,
     ports_taken,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A launch of the library. Its log NAME.log and its output go to `folder`."""
-
-    name: str
-    library: ExternalLibrary
-    model: Path
-    folder: Path
-    working_folder: Path
-    device: Device | None = None
-    resume_from: Path | None = None
-    """Checkpoint to resume from."""
-    first_step: int = 0
-    """Number of steps made before."""
-    sigterm_after: int | None = None
-    """Number of logged losses after which the process gets SIGTERM; None for never."""
-
-    @property
-    def log(self) -> Path:
-        """Return the file with all output of the processes."""
-        return self.folder / f"{self.name}.log"
-
-    @property
-    def output(self) -> Path:
-        """Return the folder of {output}."""
-        return self.folder / f"{self.name}-output"
-
-    @property
-    def values(self) -> dict[str, object]:
-        """Return the values of all placeholders except the port."""
-        library = self.library
-        values = {
-            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
-            "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
-            "ranks": library.ranks, "device": library.device, "cards": library.cards,
-            "batch_size": library.batch_size, "accumulation": library.accumulation,
-            "saves": len(library.saved_steps),
-            "keep": len(library.saved_steps) if library.keep is None else library.keep,
-        }  # fmt: skip
-        if library.data is not None:
-            values["data"] = (self.working_folder / library.data).resolve()
-        return values
-
-    def command(self) -> list[str]:
-        """Return the words of the launch line, with a free port for {port}."""
-        values = self.values | {"port": free_port()}
-        words = [fill(word, values) for word in self.library.launch]
-        if self.resume_from is not None:
-            values["resume_from"] = self.resume_from.resolve()
-            words += [fill(word, values) for word in self.library.resume]
-        return words
 
 
 def search_path() -> str:
@@ -134,11 +82,11 @@ def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibr
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedLoss:
-    """A logged loss, with the step, learning rate and norm of the gradient if they are logged too."""
+class LoggedStep:
+    """A step's logged loss, with its number, learning rate and norm of the gradient if they are logged too."""
 
     step: int | None
-    value: float
+    loss: float
     learning_rate: float | None = None
     grad_norm: float | None = None
     seen_at: float = field(default_factory=time.time, compare=False)
@@ -167,7 +115,7 @@ class LossReader:
         )  # fmt: skip
         # Losses in a copied output belong to an earlier run.
         self._lines_read = len(_whole_lines(file))
-        self.found: list[LoggedLoss] = []
+        self.found: list[LoggedStep] = []
 
     def take(self, line: str) -> None:
         """Search a line of the output for a loss."""
@@ -189,23 +137,17 @@ class LossReader:
 
     def _add(self, where: str, **logged: object) -> None:
         """Add a loss and the values logged in the same line. logged: by group name of `losses.pattern`."""
-        numbers = {
-            name: _number(logged.get(name), f"`{name}` of {where}")
-            for name in ("step", "loss", "lr", "grad_norm")
+        step, loss, rate, norm = (
+            _number(logged.get(name), f"`{name}` of {where}")
             if name == "loss" or logged.get(name) is not None
-        }
-        step = numbers.get("step")
+            else None
+            for name in ("step", "loss", "lr", "grad_norm")
+        )
         if step is not None and not math.isfinite(step):
             raise LossesError.no_number(logged["step"], f"`step` of {where}")
-        one = LoggedLoss(
-            None if step is None else int(step),
-            numbers["loss"],
-            numbers.get("lr"),
-            numbers.get("grad_norm"),
-        )
+        one = LoggedStep(None if step is None else int(step), cast("float", loss), rate, norm)
         # Each rank may log the loss of the step.
-        repeated = one.step is not None and self.found and self.found[-1] == one
-        if not repeated:
+        if one.step is None or self.found[-1:] != [one]:
             self.found.append(one)
 
 
@@ -241,28 +183,75 @@ _ERROR = re.compile(r"(\[rank\d+\]:\s*)?([\w.]+(Error|Exception|Interrupt)\b|Fat
 
 
 @dataclass(slots=True)
-class RunEvidence:
-    """The evidence from one run. Times are in seconds since the epoch."""
+class Run:
+    """A run of a library: its launch, and what was seen of it. Times are in seconds since the epoch."""
 
-    launch: Launch
-    exit_code: int = 0
-    losses: list[LoggedLoss] = field(default_factory=list)
-    signalled_after: int | None = None
+    name: str
+    library: ExternalLibrary
+    model: Path
+    folder: Path
+    """For its log NAME.log and its output."""
+    working_folder: Path
+    device: Device | None = None
+    resume_from: Path | None = None
+    """Checkpoint to resume from."""
+    first_step: int = 0
+    """Number of steps made before."""
+    sigterm_after: int | None = None
+    """Number of logged losses after which the process gets SIGTERM; None for never."""
+    exit_code: int = field(default=0, init=False)
+    losses: list[LoggedStep] = field(default_factory=list, init=False)
+    signalled_after: int | None = field(default=None, init=False)
     """Number of losses when SIGTERM was sent."""
-    hung_in: Phase | None = None
+    hung_in: Phase | None = field(default=None, init=False)
     """Phase in which a time limit passed."""
-    waits: list[str] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list, init=False)
     """Places where the processes of a hung run waited."""
-    leftovers: list[Leftover] = field(default_factory=list)
-    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
-    on_device: MemoryUse | None = None
-    began_at: float = 0.0
-    ended_at: float = 0.0
+    leftovers: list[Leftover] = field(default_factory=list, init=False)
+    host: MemoryUse = field(default=MemoryUse(0, 0, 0), init=False)
+    on_device: MemoryUse | None = field(default=None, init=False)
+    began_at: float = field(default=0.0, init=False)
+    ended_at: float = field(default=0.0, init=False)
+
+    @property
+    def log(self) -> Path:
+        """Return the file with all output of the processes."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def output(self) -> Path:
+        """Return the folder of {output}."""
+        return self.folder / f"{self.name}-output"
+
+    @property
+    def placeholders(self) -> dict[str, object]:
+        """Return the values of all placeholders except the port."""
+        library = self.library
+        values = {
+            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
+            "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
+            "ranks": library.ranks, "device": library.device, "cards": library.cards,
+            "batch_size": library.batch_size, "accumulation": library.accumulation,
+            "saves": len(library.saved_steps),
+            "keep": len(library.saved_steps) if library.keep is None else library.keep,
+        }  # fmt: skip
+        if library.data is not None:
+            values["data"] = (self.working_folder / library.data).resolve()
+        return values
+
+    def command(self) -> list[str]:
+        """Return the words of the launch line, with a free port for {port}."""
+        values = self.placeholders | {"port": free_port()}
+        words = [fill(word, values) for word in self.library.launch]
+        if self.resume_from is not None:
+            values["resume_from"] = self.resume_from.resolve()
+            words += [fill(word, values) for word in self.library.resume]
+        return words
 
     @property
     def values(self) -> list[float]:
         """Return the losses as numbers."""
-        return [loss.value for loss in self.losses]
+        return [logged.loss for logged in self.losses]
 
     @property
     def ended_well(self) -> bool:
@@ -274,26 +263,31 @@ class RunEvidence:
         """Return the phase that the losses so far imply."""
         if not self.losses:
             return "set-up"
-        return "steps" if self.steps_made < self.launch.library.steps else "tear-down"
+        return "steps" if self.steps_made < self.library.steps else "tear-down"
 
     @property
     def seconds(self) -> dict[Phase, float]:
         """Return the duration of each phase: until the first loss, until the last, until the end."""
-        logged = [loss.seen_at for loss in self.losses] or [self.ended_at]
+        times = [logged.seen_at for logged in self.losses] or [self.ended_at]
         return {
-            "set-up": logged[0] - self.began_at,
-            "steps": logged[-1] - logged[0],
-            "tear-down": self.ended_at - logged[-1],
+            "set-up": times[0] - self.began_at,
+            "steps": times[-1] - times[0],
+            "tear-down": self.ended_at - times[-1],
         }
+
+    @property
+    def steps_left(self) -> int:
+        """Return the number of steps that it has to make."""
+        return self.library.steps - self.first_step
 
     @property
     def steps_made(self) -> int:
         """Return the number of steps made, including those before a resume."""
-        return self.launch.first_step + len(self.losses)
+        return self.first_step + len(self.losses)
 
     def describe_bad_end(self) -> str | None:
         """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
-        name, library = self.launch.name, self.launch.library
+        library = self.library
         where = f"after step {self.steps_made} of {library.steps}"
         if not self.losses:
             where = "before its first loss"
@@ -301,12 +295,12 @@ class RunEvidence:
             tears_down = self.hung_in == "tear-down"
             limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
             return (
-                f"the {name} run hung in {self.hung_in}, {where}: over {limit:g} s"
+                f"the {self.name} run hung in {self.hung_in}, {where}: over {limit:g} s"
                 f"{self.describe_waits()}"
             )
         if not self.exit_code:
             return None
-        reason = f"the {name} run {exit_in_words(self.exit_code)} {where}; {self._last_line}"
+        reason = f"the {self.name} run {exit_in_words(self.exit_code)} {where}; {self._last_line}"
         full = next((words for words in FULL_DISK if words in self.last_lines), None)
         return reason if full is None else f"{full}: {reason}"
 
@@ -316,7 +310,7 @@ class RunEvidence:
 
     @property
     def _log_lines(self) -> list[str]:
-        return self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
 
     @property
     def _last_line(self) -> str:
@@ -333,21 +327,39 @@ class RunEvidence:
             words = f"local rank {failed[2]} {exit_in_words(int(failed[1]))}; "
             errors = [line for line in errors if line.startswith(f"[rank{failed[2]}]")] or errors
         last = f"last error is {errors[-1]!r}" if errors else f"last line is {by_ranks[-1]!r}"
-        return f"{words}its {last} ({self.launch.log})"
+        return f"{words}its {last} ({self.log})"
 
     @property
     def last_lines(self) -> str:
         """Describe the end of the log, for a message."""
-        return last_words(self.launch.log)
+        return last_words(self.log)
 
     def require_modules(self) -> None:
         """Check that it did not fail for lack of a Python package. Raises: MachineError."""
         missing = _MISSING_MODULE.search("\n".join(self._log_lines))
         if self.exit_code and not self.losses and missing:
             name = missing[1].partition(".")[0]
-            hint = self.launch.library.install or f"install it there, as by pip install {name}"
+            hint = self.library.install or f"install it there, as by pip install {name}"
             raise MachineError(
                 f"the launch line needs the Python package {name!r}, which is absent: {hint}"
+            )
+
+    def require_losses(self) -> None:
+        """Check that it logged the loss of every step. Raises: LossesError."""
+        losses = self.library.losses
+        if not self.losses:
+            where = (
+                f"no line of its output matches losses.pattern, '{losses.pattern}'"
+                if losses.pattern is not None
+                else f"losses.file, {losses.file}, is absent or empty"
+            )
+            raise LossesError(f"the launch line logs no losses: {where}.{self.last_lines}")
+        steps = [logged.step for logged in self.losses if logged.step is not None]
+        spacings = {later - earlier for earlier, later in pairwise(steps)}
+        if len(spacings) == 1 and (spacing := spacings.pop()) > 1:
+            raise LossesError(
+                f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
+                " logging interval to 1"
             )
 
     def write_timeline(self, folder: Path) -> None:
@@ -355,8 +367,8 @@ class RunEvidence:
 
         A step ends when its loss is logged. A checkpoint after it counts to the next step.
         """
-        times = [self.began_at, *(loss.seen_at for loss in self.losses), self.ended_at]
-        steps = range(self.launch.first_step + 2, self.steps_made + 1)
+        times = [self.began_at, *(logged.seen_at for logged in self.losses), self.ended_at]
+        steps = range(self.first_step + 2, self.steps_made + 1)
         names: list[tuple[CyclePhase, int | None]] = [
             ("set-up", None), *(("step", step) for step in steps), ("tear-down", None),
         ]  # fmt: skip
@@ -371,7 +383,7 @@ class RunEvidence:
             )
             for (phase, number), (begin, end) in zip(names, pairwise(times), strict=False)
         ]
-        world = _WORLDS.get(self.launch.name, self.launch.name)
+        world = _WORLDS.get(self.name, self.name)
         path = folder / "timelines" / world / "rank-0.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
@@ -389,93 +401,78 @@ _STACK_POLL_SECONDS = 0.05
 _CURRENT_THREAD = re.compile(r"^Current thread (0x[0-9a-f]+)", re.MULTILINE)
 
 
-def run(launch: Launch, progress: Progress) -> RunEvidence:
+def make(run: Run, progress: Progress) -> Run:
     """Run it to its end or to a time limit, after which none of its processes is left.
 
     Raises: MachineError if it cannot start; LossesError for a malformed log.
     """
     tree = ProcessTree()
-    evidence = RunEvidence(launch)
-    launch.output.mkdir(parents=True, exist_ok=True)
+    run.output.mkdir(parents=True, exist_ok=True)
     with temporary_folder("assay-smoke-") as temporary:
         before = Snapshot.take(temporary)
         try:
-            with MemoryWatch(tree, launch.device) as memory:
-                progress.note(f"{launch.name}: prints to {launch.log}")
-                _Running(tree, evidence, temporary, progress).until_end()
-                if evidence.hung_in is None:  # otherwise it could not clean up
-                    evidence.leftovers = find_leftovers(
-                        before, tree, allowed=launch.library.leftovers_allowed
-                    )
+            with MemoryWatch(tree, run.device) as memory:
+                progress.note(f"{run.name}: prints to {run.log}")
+                _Watch(run, tree, progress).until_end({"TMPDIR": str(temporary)})
+                if run.hung_in is None:  # otherwise it could not clean up
+                    allowed = run.library.leftovers_allowed
+                    run.leftovers = find_leftovers(before, tree, allowed=allowed)
         finally:
             tree.kill()
-        evidence.host, evidence.on_device = memory.host, memory.device
-    return evidence
+        run.host, run.on_device = memory.host, memory.device
+    return run
 
 
-class _Running:
-    """The launched process with its log, losses and time limits."""
+class _Watch:
+    """Starts the process of a run and reads its losses until it ends or a time limit passes."""
 
-    def __init__(
-        self, tree: ProcessTree, evidence: RunEvidence, temporary: Path, progress: Progress
-    ) -> None:
-        self._launch, self._tree, self._evidence = evidence.launch, tree, evidence
-        self._library, launch = evidence.launch.library, evidence.launch
-        file = launch.library.losses.file
-        self._reader = LossReader(
-            launch.library.losses,
-            None if file is None else launch.working_folder / fill(file, launch.values),
-        )
-        evidence.losses = self._reader.found
-        self._environment = {
-            **os.environ,
-            "PATH": search_path(),
-            "PYTHONUNBUFFERED": "1",
-            # Makes Python print the stacks of its threads on SIGABRT.
-            "PYTHONFAULTHANDLER": "1",
-            **launch.library.environment,
-            **tree.environment,
-            "TMPDIR": str(temporary),
-        }
-        self._progress, self._shown = progress, ExitStack()
+    def __init__(self, run: Run, tree: ProcessTree, progress: Progress) -> None:
+        self._run, self._tree, self._progress = run, tree, progress
+        file = run.library.losses.file
+        path = None if file is None else run.working_folder / fill(file, run.placeholders)
+        self._reader = LossReader(run.library.losses, path)
+        run.losses = self._reader.found
+        self._shown = ExitStack()
         self._num_shown = 0
         self._error: AssayError | None = None
 
-    def until_end(self) -> None:
-        evidence = self._evidence
-        with self._launch.log.open("wb", buffering=0) as log, self._shown:
-            evidence.began_at = time.time()
-            process = self._start()
+    def until_end(self, variables: Mapping[str, str]) -> None:
+        """Run the process. variables: of its environment, on top of those of the library and the tree."""
+        run = self._run
+        with run.log.open("wb", buffering=0) as log, self._shown:
+            run.began_at = time.time()
+            process = self._start(variables)
             self._tree.add_root(process.pid)
             listener = threading.Thread(target=self._listen, args=(process, log), daemon=True)
             listener.start()
             try:
                 with watched("group", process.pid):
                     self._show("set-up")
-                    self._watch(process)
-                    if evidence.hung_in is not None:
+                    self._wait(process)
+                    if run.hung_in is not None:
                         # The first may be the launcher of the others.
-                        evidence.waits = [
-                            _abort(one, self._launch.log) for one in self._tree.living()
-                        ]
+                        run.waits = [_abort(one, run.log) for one in self._tree.living()]
                         self._tree.kill()
             except BaseException:
                 self._tree.kill()
                 raise
             finally:
-                evidence.exit_code = process.wait()
+                run.exit_code = process.wait()
                 listener.join(_DRAIN_SECONDS)
             self._take_losses()
-        evidence.losses = [*self._reader.found]  # a leftover process may still print
-        evidence.ended_at = time.time()
+        run.losses = [*self._reader.found]  # a leftover process may still print
+        run.ended_at = time.time()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        command = self._launch.command()
+    def _start(self, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        command = self._run.command()
+        # PYTHONFAULTHANDLER makes Python print the stacks of its threads on SIGABRT.
+        usual = {"PATH": search_path(), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        own = {**self._run.library.environment, **self._tree.environment, **variables}
         try:
             return subprocess.Popen(
                 command,
-                cwd=self._launch.working_folder,
-                env=self._environment,
+                cwd=self._run.working_folder,
+                env={**os.environ, **usual, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -484,43 +481,36 @@ class _Running:
         except OSError as error:
             raise MachineError(f"cannot start {command[0]}: {error.strerror or error}") from error
 
-    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the process or of a time limit."""
-        begun = time.monotonic()
+        run, library, begun = self._run, self._run.library, time.monotonic()
         ended_at: float | None = None
-        sigterm_after = self._launch.sigterm_after
         while process.poll() is None:
             self._take_losses()
             now, num_losses = time.monotonic(), self._num_shown
-            if sigterm_after is not None and num_losses >= sigterm_after:
-                self._send_sigterm(process)
-                self._evidence.signalled_after = num_losses
-                sigterm_after, ended_at = None, now
-            if self._evidence.phase == "tear-down" and ended_at is None:
+            is_due = run.sigterm_after is not None and num_losses >= run.sigterm_after
+            if is_due and run.signalled_after is None:
+                is_all = library.sigterm_to == "all"
+                for one in self._tree.living() if is_all else [process]:
+                    with suppress(psutil.NoSuchProcess):
+                        one.send_signal(signal.SIGTERM)
+                run.signalled_after, ended_at = num_losses, now
+            if run.phase == "tear-down" and ended_at is None:
                 ended_at = now
-            over = now - begun > self._library.time_limit_seconds
-            if over or (ended_at and now - ended_at > self._library.end_limit_seconds):
-                self._evidence.hung_in = self._evidence.phase
+            over = now - begun > library.time_limit_seconds
+            if over or (ended_at and now - ended_at > library.end_limit_seconds):
+                run.hung_in = run.phase
                 return
             time.sleep(_POLL_SECONDS)
-
-    def _send_sigterm(self, process: "subprocess.Popen[bytes]") -> None:
-        if self._library.sigterm_to == "launcher":
-            process.send_signal(signal.SIGTERM)
-            return
-        for one in self._tree.living():
-            with suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGTERM)
 
     def _take_losses(self) -> None:
         """Read new losses and display the phase that they imply."""
         self._reader.poll()
         if self._error is not None:
             raise self._error
-        num_losses = len(self._evidence.losses)
+        num_losses, num_expected = len(self._run.losses), self._run.steps_left
         if num_losses == self._num_shown:
             return
-        num_expected = self._library.steps - self._launch.first_step
         if self._num_shown == 0:
             self._show("steps", num_expected)
         self._task.advance(num_losses - self._num_shown)
@@ -530,7 +520,7 @@ class _Running:
 
     def _show(self, phase: Phase, total: int | None = None) -> None:
         self._shown.close()
-        task = self._progress.task(f"{self._launch.name}: {phase}", total)
+        task = self._progress.task(f"{self._run.name}: {phase}", total)
         self._task: Task = self._shown.enter_context(task)
 
     def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:

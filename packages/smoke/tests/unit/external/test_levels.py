@@ -111,7 +111,7 @@ def test_an_old_model_fails_or_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = SimpleNamespace(
-        launch=None, ended_well=True, losses=[SimpleNamespace(learning_rate=one) for one in rates]
+        ended_well=True, losses=[SimpleNamespace(learning_rate=one) for one in rates]
     )
     cycle: Any = SimpleNamespace(
         library=SimpleNamespace(
@@ -132,7 +132,6 @@ def test_a_crash_of_the_short_run_is_no_pass(
     ended_well: bool, verdict: Outcome | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = SimpleNamespace(
-        launch=None,
         ended_well=ended_well,
         describe_bad_end=lambda: None if ended_well else "it exited with code 3",
     )
@@ -156,7 +155,7 @@ def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
 ) -> None:
     def made(name: str, first: int, rates: list[float]) -> SimpleNamespace:
         losses = [SimpleNamespace(learning_rate=rate) for rate in rates]
-        return SimpleNamespace(launch=SimpleNamespace(name=name, first_step=first), losses=losses)
+        return SimpleNamespace(name=name, first_step=first, losses=losses)
 
     whole, other = made("uninterrupted", 0, [3.0, 2.0]), made("other", first_step, [2.5])
     cycle: Any = SimpleNamespace(
@@ -190,9 +189,11 @@ def judge_uses(
     on_device = [None if use is None else MemoryUse(0, use[0] * MIB, use[1] * MIB) for use in uses]
     cycle: Any = SimpleNamespace(
         library=SimpleNamespace(device=device),
-        launch=SimpleNamespace(device=SimpleNamespace(name=device, torch_device=torch_device)),
+        uninterrupted=SimpleNamespace(
+            device=SimpleNamespace(name=device, torch_device=torch_device)
+        ),
         runs=[
-            SimpleNamespace(launch=SimpleNamespace(name="run"), host=MemoryUse(0, 1, 0), on_device=one)
+            SimpleNamespace(name="run", host=MemoryUse(0, 1, 0), on_device=one)
             for one in on_device
         ],
     )  # fmt: skip

@@ -22,7 +22,7 @@ from assay_smoke.external.rerun_levels import (
     unit_in_log,
 )
 from assay_smoke.external.runs import Cycle
-from assay_smoke.external.watched_run import LoggedLoss
+from assay_smoke.external.watched_run import LoggedStep
 
 END = {"a": torch.tensor([3.0, 4.0])}
 NEAR = {"a": torch.tensor([3.0, 4.001])}
@@ -66,9 +66,9 @@ def test_two_ends_are_apart_by_a_share_of_what_training_changed() -> None:
 
 def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
     library = SimpleNamespace(split_otherwise=lambda: "another split", steps=9)
-    launch: Any = SimpleNamespace(library=library)
+    run: Any = SimpleNamespace(library=library)
 
-    level = judge_equivalent(Cycle(launch, SilentProgress())).level
+    level = judge_equivalent(Cycle(run, SilentProgress())).level
 
     assert level.verdict is None
     assert (level.model_extra or {})["unchecked"] is True
@@ -98,15 +98,15 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
 def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     losses: list[float], reason: str | None
 ) -> None:
-    whole = [LoggedLoss(None, value) for value in WHOLE]
+    whole = [LoggedStep(None, value) for value in WHOLE]
     cycle: Any = SimpleNamespace(
         uninterrupted=SimpleNamespace(values=WHOLE, losses=whole), library=SimpleNamespace(ranks=1)
     )
-    logged = [LoggedLoss(step, value) for step, value in enumerate(losses)]
-    run: Any = SimpleNamespace(launch=SimpleNamespace(first_step=2), values=losses, losses=logged)
+    logged = [LoggedStep(step, value) for step, value in enumerate(losses)]
+    run: Any = SimpleNamespace(first_step=2, values=losses, losses=logged)
     assert _first_other_loss(cycle, run) == reason
     run.losses, cycle.uninterrupted.losses = (
-        [LoggedLoss(one.step, one.value, learning_rate=0.1) for one in run_losses]
+        [LoggedStep(one.step, one.loss, learning_rate=0.1) for one in run_losses]
         for run_losses in (logged, whole)
     )
     assert _first_other_loss(cycle, run) == (reason and reason.replace(", the schedule", ""))
@@ -149,9 +149,8 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
     signalled_after: int | None, newest: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = SimpleNamespace(on_sigterm="save", steps=4)
-    launch = SimpleNamespace(library=library)
     interrupted = SimpleNamespace(
-        launch=launch, signalled_after=signalled_after, hung_in=None, losses=WHOLE[:3]
+        library=library, signalled_after=signalled_after, hung_in=None, losses=WHOLE[:3]
     )
     cycle: Any = SimpleNamespace(
         library=library,
@@ -181,7 +180,7 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
 def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
     norm: float, diagnosis: str, words: str
 ) -> None:
-    expected, actual = [LoggedLoss(1, 4.0, grad_norm=2.0)], [LoggedLoss(1, 4.0, grad_norm=norm)]
+    expected, actual = [LoggedStep(1, 4.0, grad_norm=2.0)], [LoggedStep(1, 4.0, grad_norm=norm)]
     quotients = _compare_splits({"ranks": 4, "accumulation": 4}, {"accumulation": 2})
     found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
     assert found is not None
@@ -205,9 +204,9 @@ def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
 def test_a_later_loss_names_only_the_causes_that_the_log_leaves(
     logged: dict[str, float], ranks: int, words: str
 ) -> None:
-    first = LoggedLoss(1, 4.0, **logged)
-    expected = [first, LoggedLoss(2, 3.0, **logged)]
-    actual = [first, LoggedLoss(2, 3.5, **logged)]
+    first = LoggedStep(1, 4.0, **logged)
+    expected = [first, LoggedStep(2, 3.0, **logged)]
+    actual = [first, LoggedStep(2, 3.5, **logged)]
     quotients = _compare_splits({"ranks": ranks}, {"ranks": 1})
     found = _Difference(expected, actual, 0.0, 2, quotients).describe("float32")
     assert found is not None
@@ -215,8 +214,8 @@ def test_a_later_loss_names_only_the_causes_that_the_log_leaves(
 
 
 def test_logged_values_are_judged_step_by_step_by_roundoff_and_their_last_digit() -> None:
-    expected = [LoggedLoss(1, 4.0, grad_norm=2.0), LoggedLoss(2, 3.0)]
-    actual = [LoggedLoss(1, 4.1, grad_norm=2.5), LoggedLoss(2, 3.0)]
+    expected = [LoggedStep(1, 4.0, grad_norm=2.0), LoggedStep(2, 3.0)]
+    actual = [LoggedStep(1, 4.1, grad_norm=2.5), LoggedStep(2, 3.0)]
 
     ratios = _Difference(expected, actual, 0.25, 2).ratios("float32")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay_smoke.external.library import Losses
-from assay_smoke.external.watched_run import LoggedLoss, LossesError, LossReader, RunEvidence
+from assay_smoke.external.watched_run import LoggedStep, LossesError, LossReader, Run
 
 STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
 
@@ -18,9 +18,9 @@ def test_losses_are_found_in_lines() -> None:
     for line in ("begin", "step 1 loss 2.5", "[rank 0] step 2 loss nan"):
         reader.take(line)
 
-    assert reader.found[0] == LoggedLoss(1, 2.5)
+    assert reader.found[0] == LoggedStep(1, 2.5)
     assert reader.found[1].step == 2
-    assert math.isnan(reader.found[1].value)
+    assert math.isnan(reader.found[1].loss)
 
 
 def test_what_several_ranks_log_of_one_step_counts_once() -> None:
@@ -28,7 +28,7 @@ def test_what_several_ranks_log_of_one_step_counts_once() -> None:
     for line in ("step 1 loss 2.5", "step 1 loss 2.5", "step 2 loss 2.5"):
         reader.take(line)
 
-    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.5)]
+    assert reader.found == [LoggedStep(1, 2.5), LoggedStep(2, 2.5)]
 
 
 def test_losses_without_steps_all_count() -> None:
@@ -36,7 +36,7 @@ def test_losses_without_steps_all_count() -> None:
     for line in ("{'loss': '2.5', 'epoch': '0'}", "{'loss': '2.5'}", "{'train_loss': '2.5'}"):
         reader.take(line)
 
-    assert reader.found == [LoggedLoss(None, 2.5), LoggedLoss(None, 2.5)]
+    assert reader.found == [LoggedStep(None, 2.5), LoggedStep(None, 2.5)]
 
 
 def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
     log.write_text('{"loss": 2.5, "lr": 0.001}\n', encoding="utf-8")
     in_file.poll()
 
-    assert by_pattern.found == in_file.found == [LoggedLoss(None, 2.5, 1e-3)]
+    assert by_pattern.found == in_file.found == [LoggedStep(None, 2.5, 1e-3)]
 
 
 def test_what_is_no_number_is_an_error() -> None:
@@ -72,7 +72,7 @@ def test_a_line_nested_beyond_the_parser_is_not_a_loss(tmp_path: Path) -> None:
     log.write_text("[" * 100_000 + '\n{"step": 1, "loss": 2.5}\n', encoding="utf-8")
     reader.poll()
 
-    assert reader.found == [LoggedLoss(1, 2.5)]
+    assert reader.found == [LoggedStep(1, 2.5)]
 
 
 def test_losses_are_read_from_lines_of_json_as_they_are_written(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_losses_are_read_from_lines_of_json_as_they_are_written(tmp_path: Path) 
     with file.open("w", encoding="utf-8") as log:
         log.write('{"n": 1, "train/loss": 2.5}\n{"n": 1, "lr": 0.1}\nno JSON\n{"n": 2, "trai')
     reader.poll()
-    assert reader.found == [LoggedLoss(1, 2.5)]
+    assert reader.found == [LoggedStep(1, 2.5)]
     with file.open("a", encoding="utf-8") as log:
         log.write('n/loss": 2.25}\n')
     reader.poll()
     reader.poll()
 
-    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.25)]
+    assert reader.found == [LoggedStep(1, 2.5), LoggedStep(2, 2.25)]
 
 
 def test_what_a_copied_output_holds_already_does_not_count(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_a_copied_output_holds_already_does_not_count(tmp_path: Path) -> No
         log.write('{"step": 2, "loss": 2.0}\n')
     reader.poll()
 
-    assert reader.found == [LoggedLoss(2, 2.0)]
+    assert reader.found == [LoggedStep(2, 2.0)]
 
 
 def test_a_file_that_is_begun_anew_is_read_from_its_begin(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_file_that_is_begun_anew_is_read_from_its_begin(tmp_path: Path) -> Non
     file.write_text('{"step": 2, "loss": 2.0}\n', encoding="utf-8")
     reader.poll()
 
-    assert reader.found == [LoggedLoss(2, 2.0)]
+    assert reader.found == [LoggedStep(2, 2.0)]
 
 
 @pytest.mark.parametrize("rate", ["lr", "learning_rate"])
@@ -119,7 +119,7 @@ def test_usual_names_of_json_are_read_without_a_key(rate: str, tmp_path: Path) -
     file.write_text(f'{{"step": 1, "loss": 2.5, "{rate}": 0.1, "grad_norm": 3.0}}\n')
     reader.poll()
 
-    assert reader.found == [LoggedLoss(1, 2.5, 0.1, 3.0)]
+    assert reader.found == [LoggedStep(1, 2.5, 0.1, 3.0)]
 
 
 TORCHRUN = """\
@@ -131,14 +131,13 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
 
 
-def ended(folder: Path, text: str, exit_code: int) -> RunEvidence:
-    """Return the evidence of a run with this log."""
-    log = folder / "run.log"
-    log.write_text(text, encoding="utf-8")
-    launch: Any = SimpleNamespace(
-        log=log, name="uninterrupted", first_step=0, library=SimpleNamespace(steps=9)
-    )
-    return RunEvidence(launch, exit_code)
+def ended(folder: Path, text: str, exit_code: int) -> Run:
+    """Return a run with this log."""
+    library: Any = SimpleNamespace(steps=9)
+    run = Run("uninterrupted", library, folder, folder, folder)
+    run.log.write_text(text, encoding="utf-8")
+    run.exit_code = exit_code
+    return run
 
 
 @pytest.mark.parametrize(

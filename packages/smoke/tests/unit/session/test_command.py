@@ -13,7 +13,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
 from assay_smoke.commands import app
-from assay_smoke.external.watched_run import Launch, require_runnable
+from assay_smoke.external.watched_run import Run, require_runnable
 from assay_smoke.session.command import (
     CaseResult,
     SessionItem,
@@ -67,8 +67,8 @@ def test_a_library_trains_on_the_device_of_the_option(tmp_path: Path) -> None:
     )
     for own, expected in ((None, "cpu"), ("sim", "sim")):
         library = require_runnable(toml, own)
-        launch = Launch("uninterrupted", library, tmp_path, tmp_path, tmp_path)
-        assert launch.command()[-1] == expected
+        launched = Run("uninterrupted", library, tmp_path, tmp_path, tmp_path)
+        assert launched.command()[-1] == expected
     assert external_item(toml, "sim").command == f"assay smoke run command:{toml} --device sim"
 
 
