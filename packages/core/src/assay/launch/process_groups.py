@@ -381,7 +381,8 @@ def end_command(process: "subprocess.Popen[bytes]") -> None:
 
 
 _CORE = "assay-core"
-_ASK_SECONDS = 60.0
+_ASK_SECONDS = 120.0
+# The imports cost seconds here, and a reference that nobody can use costs more.
 _ASK = f"""
 import json
 import sys
@@ -389,9 +390,11 @@ from importlib.metadata import PackageNotFoundError, version
 try:
     found = version("{_CORE}")
     import assay.launch.fork_server
+    if found == sys.argv[1]:
+        import torch, transformers
 except PackageNotFoundError:
     found = ""
-sys.stdout.write(json.dumps([found, sys.prefix]))
+sys.stdout.write(chr(10) + json.dumps([found, sys.prefix]))
 """
 
 
@@ -421,18 +424,20 @@ def _ask_environment(python: Path) -> tuple[str, str]:
     name = f"--candidate-python {python}"
     try:
         done = subprocess.run(
-            [python, "-P", "-c", _ASK],
+            [python, "-P", "-c", _ASK, version(_CORE)],
             env=own_variables(python, os.environ),
             capture_output=True,
             text=True,
             timeout=_ASK_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{name} cannot be run: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{name} gave no answer in {_ASK_SECONDS:g} s") from None
     try:
-        found, prefix = json.loads(done.stdout)
-    except ValueError:
+        found, prefix = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["it printed no answer"])[-1]
         raise UsageError(f"{name} does not work: {last}") from None
     return found, prefix

@@ -44,11 +44,26 @@ def test_an_environment_without_assay_is_told_what_to_install(python: Path) -> N
     assert refusal(python) == f"--candidate-python {python} has no assay: {advice}"
 
 
+def install_modules(python: Path, *names: str) -> None:
+    for name in names:
+        (packages_of(python) / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages_of(python) / name).touch()
+
+
+ASSAY = "assay/__init__.py", "assay/launch/__init__.py", "assay/launch/fork_server.py"
+
+
+def test_a_broken_torch_is_named_before_a_reference_runs(python: Path) -> None:
+    claim_version(python, version("assay-core"))
+    install_modules(python, *ASSAY)
+    (packages_of(python) / "torch.py").write_text("raise ImportError('libtorch.so is missing')")
+    why = "does not work: ImportError: libtorch.so is missing"
+    assert refusal(python) == f"--candidate-python {python} {why}"
+
+
 def test_another_version_of_assay_is_refused(python: Path) -> None:
     claim_version(python, "0.0.1")
-    (packages_of(python) / "assay/launch").mkdir(parents=True)
-    for name in ("assay/__init__.py", "assay/launch/__init__.py", "assay/launch/fork_server.py"):
-        (packages_of(python) / name).touch()
+    install_modules(python, *ASSAY)
     assert f"has assay 0.0.1, and this is {version('assay-core')}: " in refusal(python)
 
 
