@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from assay.devices.registry import open_device
-from assay_smoke.cases.timeline import Timeline, read_timeline, where_it_stopped
 from assay_smoke.external.library import Losses, read_library
 from assay_smoke.external.watched_run import LossReader
+from assay_smoke.timelines import Timeline, read_timeline, where_it_stopped
 from packages.core.tests.fuzz.reader import Reader
 from packages.smoke.tests.unit.external.test_library import WHOLE
 

@@ -1,16 +1,16 @@
-"""Verdicts on training cycles.
+"""Verdicts on training cycles, of cases and of users' commands.
 
-A level is a function of the evidence that returns at the first rule that decides. The table of levels
-gives their order in the verdict.
+A level is a function of a cycle that returns at the first rule that decides. A table of levels gives
+their order in the verdict.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import name_alike
 from assay.judge.levels import LevelResult, conclude, failed
-from assay.verdicts import Diagnosis, Location
+from assay.verdicts import Diagnosis, Location, Measurement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,25 +29,26 @@ def failed_checkpoint(
     step: int,
     compared: int,
     reason: str,
+    rows: Iterable[Measurement] = (),
     *,
     diagnosis: Diagnosis | None = None,
     parameter: str | None = None,
 ) -> LevelResult:
     """Return a level that failed for the checkpoint of `step` or the run that resumed from it."""
     location = Location(phase="checkpoint", step=step, parameter=parameter)
-    return failed(compared, reason, diagnosis, location)
+    return failed(compared, reason, diagnosis, location).with_rows(rows)
 
 
 def failed_update(
     compared: int,
-    reason: str,
     names: Sequence[str],
+    words: str,
     diagnosis: Diagnosis,
     **place: Any,  # noqa: ANN401 - fields of a location
 ) -> LevelResult:
-    """Return a level that failed for the parameters `names`, which `reason` counts."""
+    """Return a level that failed for the parameters `names`. words: follow their number."""
     location = Location(phase="optimizer", parameter=names[0], **place)
-    return failed(compared, f"{reason}: {name_alike(names)}", diagnosis, location)
+    return failed(compared, f"{len(names)} {words}: {name_alike(names)}", diagnosis, location)
 
 
 def differing_keys(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:

@@ -18,7 +18,7 @@ from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.external import watched_run
 from assay_smoke.external.levels import run_external
 from assay_smoke.machine import ProcessTree
-from assay_smoke.session.command import phases_of
+from assay_smoke.timelines import phases_of
 
 TOY = Path(__file__).parents[1] / "toy_training.py"
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"

@@ -4,9 +4,9 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from assay.errors import name_some
 from assay.files import read_sealed, write_sealed
@@ -20,7 +20,6 @@ from assay.judge.levels import (
     passed,
     rows_of,
 )
-from assay.judge.limits import Limits
 from assay.judge.replays import Judged, describe_stages_level
 from assay.judge.wording import format_number
 from assay.launch import Rank, TimeLimits, World, WorldError, call
@@ -45,7 +44,6 @@ from assay.training.protocol import MIXED_PRECISION
 from assay.training.reports import FreeRun, StepRecord, TrainCheck, TrainOptions
 from assay.verdicts import Diagnosis, Location, Measurement, Ratio, Verdict
 from assay_smoke.cases import worlds
-from assay_smoke.cases.timeline import where_it_stopped
 from assay_smoke.cases.worlds import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -53,303 +51,18 @@ from assay_smoke.cases.worlds import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
-    TerminateAnswer,
     TrainAnswer,
-    train_reference,
 )
 from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import Leftover, find_in_group, record_leftovers
 from assay_smoke.matrix.rules import FEATURES, HOST, Case, FeatureEntry, Framework
+from assay_smoke.timelines import where_it_stopped
 from assay_smoke.trainers.deepspeed.trainer import compile_ahead
-
-
-@dataclass(kw_only=True)
-class CaseEvidence:
-    """The answers of every world by rank, empty for a world that did not run, and their reference."""
-
-    case: Case
-    options: TrainOptions
-    reference: ReferenceAnswer
-    limits: Limits
-    trained: list[TrainAnswer] = field(default_factory=list)
-    terminated: list[TerminateAnswer] = field(default_factory=list)
-    resumed: list[FreeRun] = field(default_factory=list)
-    restarted: list[StepRecord] = field(default_factory=list)
-    read: ReadAnswer | None = None
-    left_behind: list[Leftover] = field(default_factory=list)
-
-    @cached_property
-    def free(self) -> FreeEvidence:
-        """Return the free run with its resumption in the same process."""
-        return FreeEvidence(
-            self.options,
-            self.case.precision,
-            self.reference.training,
-            [answer.report for answer in self.trained],
-            self.limits,
-        )
-
-    @cached_property
-    def in_new_processes(self) -> FreeEvidence:
-        """Return the free run with the resumption in new processes instead."""
-        reports = [
-            replace(rank.report, free=_resumed_otherwise(rank.report.free, resumed))
-            for rank, resumed in zip(self.trained, self.resumed, strict=True)
-        ]
-        return replace(self.free, reports=reports)
-
-
-def held_at_end(run: FreeRun) -> dict[str, str]:
-    """Return the hash of every part of a parameter or moment that a rank holds after its last step."""
-    return {str(part): digest for step in run.held[-1:] for part, digest in step}
-
-
-def _resumed_otherwise(free: FreeRun, resumed: FreeRun) -> FreeRun:
-    """Return `free` with the resumption of `resumed`, without findings on its own resumption."""
-    differ = differing_keys(held_at_end(free), held_at_end(resumed))
-    return replace(
-        free,
-        resumed=resumed.resumed,
-        resumed_trajectory=resumed.resumed_trajectory,
-        ended_otherwise=sorted(differ) if resumed.held else [],  # otherwise it ended too early
-        problem=resumed.problem,
-        not_restored=[],
-        saved=[],
-        changed_by_saving=[],
-        settings=[],
-    )
-
-
-# Merging in float64 changes weights and logits by rounding alone. A merge in float32 would leave 1e-8.
-_EXACT_IN_FLOAT64 = 1e-10
-
-# Final logits follow from the final parameters, so they share this limit.
-_STATISTIC: Final = "trajectory-error"
-
-_RANKS_DRAW = "each rank draws its own dropout masks"
-
-# Share of a rank's parameters that may outlive a tear-down. Cached tensors, such as masks, are smaller.
-_KEPT = 0.5
-
-
-def judge_case(evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
-    """Judge all levels. The first level with a diagnosis provides that of the verdict."""
-    found = {name: judge(evidence) for name, judge in _LEVELS.items()}
-    causes = [one.cause for one in found.values() if one.cause and one.cause.diagnosis]
-    verdict = verdict_of(
-        found,
-        next(iter(causes), None),
-        model=evidence.reference.training.model,
-        reference=evidence.reference.training.reference,
-        candidate=evidence.free.report.run | {"case": evidence.case.id},
-        notes=dict.fromkeys(notes_of(found)),
-    )
-    return verdict, rows_of(found)
-
-
-def _judge_movement(evidence: CaseEvidence) -> LevelResult:
-    """Compare hashes of every parameter and buffer before the first and after the last step."""
-    before, after = (
-        {name.removeprefix("model."): digest for rank in ranks for name, digest in rank.items()}
-        for ranks in zip(*((rank.before, rank.after) for rank in evidence.trained), strict=True)
-    )
-    moved = differing_keys(before, after)
-    trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
-    for names in evidence.reference.training.shared:
-        trainable |= set(names) if trainable & set(names) else set()
-    expected = trainable & set(evidence.reference.moved) & before.keys()
-    still, unexpected = sorted(expected - moved), sorted(moved - trainable)
-    if still:
-        reason = f"{len(still)} of {len(expected)} trained parameters never moved"
-        module = still[0].rpartition(".")[0]
-        return failed_update(len(before), reason, still, "frozen-parameters", module=module)
-    if unexpected:
-        reason = f"{len(unexpected)} frozen parameters or buffers moved"
-        module = unexpected[0].rpartition(".")[0]
-        return failed_update(len(before), reason, unexpected, "optimizer-update", module=module)
-    if not expected:
-        return not_compared("the noise run changes no parameter of this run")
-    return passed(len(before))
-
-
-def _judge_losses(evidence: CaseEvidence) -> LevelResult:
-    curves = rows_of_free_run(evidence.free)
-    for rank, answer in enumerate(evidence.trained):
-        for step in [*answer.report.free.steps, *answer.report.free.resumed]:
-            if not math.isfinite(step.loss):
-                reason = f"loss {step.loss} in step {step.step}"
-                location = Location(phase="forward", step=step.step, rank=rank)
-                return failed(1, reason, "non-finite", location).with_rows(curves)
-    judged, notes = judge_losses(evidence.free)
-    if judged is None:
-        return not_compared(notes[0]).with_rows(curves, notes)
-    return _by_ratios("loss", evidence, [judged], notes).with_rows(curves)
-
-
-def _judge_updates(evidence: CaseEvidence) -> LevelResult:
-    if gap := trajectory_gap(evidence.free):
-        return not_compared(gap)
-    judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]
-    if not judged:
-        return not_compared(_RANKS_DRAW)
-    return _by_ratios("updates", evidence, judged, notes_on_rounding(evidence.free))
-
-
-def _judge_resume(evidence: CaseEvidence) -> LevelResult:
-    """Compare the run that resumed in new processes with the uninterrupted one."""
-    if not evidence.resumed:
-        return _failed_checkpoint(evidence, "no checkpoint was left to resume from")
-    free = evidence.in_new_processes
-    result = judge_checkpoint(free)
-    apart = [item for item in judge_trajectory(free) if item.failed]
-    if apart and result.cause is None:
-        return _by_ratios("resume", evidence, apart, result.notes)
-    rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
-    # The level `checkpoint` has counted the comparisons of the checkpoint itself.
-    compared = len({(row.step, row.port) for row in rows}) + len(held_at_end(evidence.resumed[0]))
-    level = result.level.model_copy(update={"compared": compared})
-    return LevelResult(level, rows, result.notes, cause=result.cause)
-
-
-def _judge_termination(evidence: CaseEvidence) -> LevelResult:
-    if evidence.case.interruption != "sigterm":
-        return not_run("the case does not send SIGTERM")
-    resume_at = evidence.options.resume_at
-    for rank, one in enumerate(evidence.terminated):
-        problem = None
-        if not one.was_signalled:
-            problem = f"SIGTERM in the middle of a step did not reach rank {rank}"
-        elif [step.step for step in one.steps] != list(range(resume_at)):
-            problem = f"rank {rank} did not finish the step in which SIGTERM reached it"
-        if problem is not None:
-            return failed(1, problem)
-    if not evidence.resumed:
-        return _failed_checkpoint(evidence, "no checkpoint was written after SIGTERM")
-    return passed(len(evidence.terminated))
-
-
-def _judge_tear_down(evidence: CaseEvidence) -> LevelResult:
-    for rank, answer in enumerate(evidence.trained):
-        kept = answer.survivors
-        if kept.num_bytes > _KEPT * answer.parameter_bytes:
-            reason = (
-                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs; the rank has"
-                f" {answer.parameter_bytes:,} bytes of parameters: {', '.join(kept.shapes)}"
-            )
-            return failed(1, f"rank {rank}: {reason}")
-    return passed(
-        len(evidence.trained),
-        kept_bytes=max(answer.survivors.num_bytes for answer in evidence.trained),
-        parameter_bytes=min(answer.parameter_bytes for answer in evidence.trained),
-    )
-
-
-def _judge_leftovers(evidence: CaseEvidence) -> LevelResult:
-    if evidence.left_behind:
-        return failed(1, name_some([str(one) for one in evidence.left_behind]))
-    return passed(1)
-
-
-def _by_ratios(
-    name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]
-) -> LevelResult:
-    over = [item for item in judged if item.failed]
-    level = level_of(len(judged), len(over), describe_stages_level(judged))
-    rows = [item.measurement(name, f"{item.port.module}:{item.port.port}") for item in judged]
-    fault = diagnose_free_run(evidence.free, over) if over else None
-    return LevelResult(level, rows, notes, judged, cause=fault)
-
-
-def _by_ratio(evidence: CaseEvidence, statistic: Statistic, error: float, noise: float) -> Ratio:
-    """Judge one error by the limit of its statistic. noise: at least the floor of a tensor counts."""
-    floor = TENSOR_FLOOR * evidence.free.unit_roundoff
-    return Ratio(statistic, error, max(noise, floor)).judged(evidence.limits.of(statistic))
-
-
-def _judge_reading(evidence: CaseEvidence) -> LevelResult:
-    """Judge the logits of the last checkpoint's model, loaded as users load it."""
-    answer = evidence.read
-    if answer is None:
-        return _failed_checkpoint(evidence, "the last checkpoint is missing")
-    if answer.problem is not None or answer.logits_error is None:
-        return _failed_checkpoint(evidence, f"the model cannot be loaded: {answer.problem}")
-    if wrong := _adapter_problem(answer):
-        return _failed_checkpoint(evidence, wrong, 1)
-    noise = evidence.reference.logits_noise
-    judged = _by_ratio(evidence, _STATISTIC, answer.logits_error, noise)
-    if evidence.reference.training.draws and evidence.free.on_ranks:
-        return not_compared(_RANKS_DRAW)
-    rows = [judged.measurement("users", "logits")]
-    if judged.failed:
-        reason = (
-            f"the saved model computes different logits: relative error {format_number(answer.logits_error)},"
-            f" {format_number(judged.value)}x the noise run's (limit {format_number(judged.limit)}x)"
-        )
-        return _failed_checkpoint(evidence, reason, 1, rows)
-    return passed(1, noise_ratio=judged.value, limit=judged.limit).with_rows(rows)
-
-
-def _judge_restart(evidence: CaseEvidence) -> LevelResult:
-    """Compare the first loss of a run from the saved model with the next loss of the saving run."""
-    if evidence.case.checkpoint != "hugging-face":
-        return not_run("only a Hugging Face checkpoint is restarted from")
-    if not evidence.restarted:
-        return _failed_checkpoint(
-            evidence, "no checkpoint exists that another run could start from"
-        )
-    expected = evidence.free.report.free.steps[evidence.options.resume_at].loss
-    error = abs(evidence.restarted[0].loss - expected) / abs(expected)
-    judged = _by_ratio(evidence, "loss-error", error, 0.0)
-    rows = [judged.measurement("restart", "loss")]
-    if not judged.failed:
-        return passed(1, noise_ratio=judged.value).with_rows(rows)
-    reason = (
-        f"a run from the saved model begins with the loss {evidence.restarted[0].loss}; the run that saved"
-        f" it continued with {expected}"
-    )
-    return _failed_checkpoint(evidence, reason, 1, rows)
-
-
-def _adapter_problem(answer: ReadAnswer) -> str | None:
-    if answer.adapter_effect is None:
-        return None
-    if not answer.adapter_effect > 0:
-        return "the saved adapter changes nothing: its tensors are empty or zero"
-    for how, error in answer.merged_errors.items():
-        if not error <= _EXACT_IN_FLOAT64:
-            return f"the adapter {how} changes the logits: relative error {error}"
-    return None
-
-
-def _failed_checkpoint(
-    evidence: CaseEvidence, reason: str, compared: int = 0, rows: Iterable[Measurement] = ()
-) -> LevelResult:
-    """Return a failed level for a checkpoint."""
-    options = evidence.options
-    diagnosis: Diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
-    return failed_checkpoint(options.steps, compared, reason, diagnosis=diagnosis).with_rows(rows)
-
-
-# The levels in the order of the verdict.
-_LEVELS: dict[str, Callable[[CaseEvidence], LevelResult]] = {
-    "trained": _judge_movement,
-    "loss": _judge_losses,
-    "updates": _judge_updates,
-    "replicas": lambda evidence: judge_replicas(evidence.free),
-    "checkpoint": lambda evidence: judge_checkpoint(evidence.free),
-    "sigterm": _judge_termination,
-    "resume": _judge_resume,
-    "restart": _judge_restart,
-    "users": _judge_reading,
-    "tear-down": _judge_tear_down,
-    "left behind": _judge_leftovers,
-}
-
 
 # Two steps, a checkpoint, two steps.
 STEPS, RESUME_AT = 4, 2
 
-REFERENCE = "cpu/float32"
+_REFERENCE = "cpu/float32"
 
 TRAINERS: dict[Framework, str] = {
     "one-process": "reference",
@@ -402,8 +115,6 @@ def features_of(case: Case) -> list[str]:
     return sorted(features)
 
 
-_ANSWER_FILE = "answer.json"
-
 # Modules that the fork server of the worlds imports once for all ranks.
 EVERY_CASE = (
     "transformers.models.auto.modeling_auto",
@@ -426,31 +137,6 @@ def preload_for(case: Case, trainer: str, device: str) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def open_reference(
-    case: Case, references: Path, limits: TimeLimits
-) -> tuple[Path, ReferenceAnswer]:
-    """Return the folder of the reference states for `case`, and the answer of the reference.
-
-    It is trained once in a session for each set of options and dtype.
-
-    references: shared by the processes of a session.
-    """
-    # Only the dtype of the candidate counts.
-    check = TrainCheck(options_of(case), REFERENCE, f"cpu/{case.precision}")
-    key = f"{check.options.model_dump_json()} {check.dtype}"
-    golden = references / hashlib.sha256(key.encode()).hexdigest()[:12]
-    golden.mkdir(parents=True, exist_ok=True)
-    kept = golden / _ANSWER_FILE
-    with locked(golden / "lock"):
-        if kept.is_file():
-            return golden, read_sealed(ReferenceAnswer, kept)
-        world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE)
-        request = replace(check, folder=golden)
-        (answer,) = call(train_reference, request, world=world, folder=golden)
-        write_sealed(kept, answer)
-    return golden, answer
-
-
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
     """Compile what the trainer of `case` needs, since the time limits of worlds leave no room for it.
 
@@ -461,23 +147,69 @@ def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -
         compile_ahead(folder, progress)
 
 
-@dataclass(frozen=True)
+# Limits of each world.
+_LIMITS = TimeLimits(120.0, collective_seconds=60.0, body_seconds=300.0)
+
+
+@dataclass
 class CaseRun:
-    """A case on one device."""
+    """A case on one device: its worlds, and the answers of their ranks, empty for a world that did not run."""
 
     case: Case
     device: str
     """As in a RUN."""
     references: Path
-    """Folder of the reference runs of a session."""
+    """Folder of the reference runs of a session, shared by its processes."""
     trainer: str | None = None
     """Replaces the framework's own trainer."""
-    limits: TimeLimits = field(
-        default_factory=lambda: TimeLimits(
-            start_seconds=120.0, collective_seconds=60.0, body_seconds=300.0
+    limits: TimeLimits = _LIMITS
+    reference: ReferenceAnswer = field(init=False)
+    trained: list[TrainAnswer] = field(default_factory=list, init=False)
+    terminated: list[tuple[list[StepRecord], bool]] = field(default_factory=list, init=False)
+    """Steps, and True if SIGTERM arrived."""
+    resumed: list[FreeRun] = field(default_factory=list, init=False)
+    restarted: list[StepRecord] = field(default_factory=list, init=False)
+    read: list[ReadAnswer] = field(default_factory=list, init=False)
+    left_behind: list[Leftover] = field(default_factory=list, init=False)
+
+    @cached_property
+    def options(self) -> TrainOptions:
+        """Return the training options."""
+        return options_of(self.case)
+
+    @cached_property
+    def free(self) -> FreeEvidence:
+        """Return the free run with its resumption in the same process."""
+        return FreeEvidence(
+            self.options,
+            self.case.precision,
+            self.reference.training,
+            [answer.report for answer in self.trained],
+            load_training_limits("training"),
         )
-    )
-    """Limits of each world."""
+
+    @cached_property
+    def in_new_processes(self) -> FreeEvidence:
+        """Return the free run with the resumption in new processes instead, and no findings on its own."""
+        reports = []
+        for rank, resumed in zip(self.trained, self.resumed, strict=True):
+            free = rank.report.free
+            differ = differing_keys(held_at_end(free), held_at_end(resumed))
+            changed = replace(
+                free,
+                resumed=resumed.resumed,
+                resumed_trajectory=resumed.resumed_trajectory,
+                ended_otherwise=sorted(differ)
+                if resumed.held
+                else [],  # otherwise it ended too early
+                problem=resumed.problem,
+                not_restored=[],
+                saved=[],
+                changed_by_saving=[],
+                settings=[],
+            )
+            reports.append(replace(rank.report, free=changed))
+        return replace(self.free, reports=reports)
 
     def run(self, folder: Path, progress: Progress) -> Verdict:
         """Run all worlds of the case, judge them, and write the verdict into `folder`.
@@ -485,93 +217,312 @@ class CaseRun:
         Raises: MachineError if the compilation for its trainer fails.
         """
         prepare(self.case, self.trainer, folder, progress)
-        verdict, measurements = self._judge(folder, progress)
-        return write_results(verdict, measurements, folder)
-
-    def _judge(self, folder: Path, progress: Progress) -> tuple[Verdict, list[Measurement]]:
         try:
             with progress.step(f"{self.case.id}: reference"):
-                golden, reference = open_reference(self.case, self.references, self.limits)
+                golden = self._open_reference()
         except WorldError as error:
-            return self._end_early(not_compared(f"the reference run ended: {error}"), {}), []
-        limits = load_training_limits("training")
-        options = options_of(self.case)
-        evidence = CaseEvidence(case=self.case, options=options, reference=reference, limits=limits)
+            return self._end_early(not_compared(f"the reference run ended: {error}"), {}, folder)
         try:
-            self._run_worlds(golden, folder, progress, evidence)
+            self._run_worlds(golden, folder, progress)
         except WorldError as error:
             phase = _stopped_in(folder)
-            reason = f"the run ended{f' in {phase}' if phase else ''}: {error}"
-            return self._end_early(failed(0, reason), {"run": REFERENCE}), []
-        return judge_case(evidence)
+            ended = failed(0, f"the run ended{f' in {phase}' if phase else ''}: {error}")
+            return self._end_early(ended, {"run": _REFERENCE}, folder)
+        found = {name: judge(self) for name, judge in _LEVELS.items()}
+        # The first level with a diagnosis provides that of the verdict.
+        causes = (one.cause for one in found.values() if one.cause and one.cause.diagnosis)
+        verdict = verdict_of(
+            found,
+            next(causes, None),
+            model=self.reference.training.model,
+            reference=self.reference.training.reference,
+            candidate=self.free.report.run | {"case": self.case.id},
+            notes=dict.fromkeys(notes_of(found)),
+        )
+        return write_results(verdict, rows_of(found), folder)
 
-    def _end_early(self, found: LevelResult, reference: dict[str, str]) -> Verdict:
-        """Make the verdict on a case whose reference or ranks ended before their end."""
-        model = {"name": f"micro:{self.case.family}"}
-        candidate = {"case": self.case.id}
-        return verdict_of({"run": found}, model=model, reference=reference, candidate=candidate)
+    def _end_early(self, found: LevelResult, reference: dict[str, str], folder: Path) -> Verdict:
+        """Write the verdict on a case whose reference or ranks ended before their end."""
+        model, candidate = {"name": f"micro:{self.case.family}"}, {"case": self.case.id}
+        verdict = verdict_of({"run": found}, model=model, reference=reference, candidate=candidate)
+        return write_results(verdict, [], folder)
 
-    def _run_worlds(
-        self, golden: Path, folder: Path, progress: Progress, evidence: CaseEvidence
-    ) -> None:
-        """Run the worlds one after the other. Their answers go into `evidence`, as do processes left."""
+    def _open_reference(self) -> Path:
+        """Return the folder of the reference states, and keep the answer of the reference.
+
+        It is trained once in a session for each set of options and dtype.
+        """
+        # Only the dtype of the candidate counts.
+        check = TrainCheck(self.options, _REFERENCE, f"cpu/{self.case.precision}")
+        key = f"{check.options.model_dump_json()} {check.dtype}"
+        golden = self.references / hashlib.sha256(key.encode()).hexdigest()[:12]
+        golden.mkdir(parents=True, exist_ok=True)
+        kept = golden / "answer.json"
+        with locked(golden / "lock"):
+            if kept.is_file():
+                self.reference = read_sealed(ReferenceAnswer, kept)
+                return golden
+            world = World({"dp": 1}, "cpu", limits=self.limits, preload=EVERY_CASE)
+            request = replace(check, folder=golden)
+            (self.reference,) = call(worlds.train_reference, request, world=world, folder=golden)
+            write_sealed(kept, self.reference)
+        return golden
+
+    def _run_worlds(self, golden: Path, folder: Path, progress: Progress) -> None:
+        """Run the worlds one after the other, and keep their answers and the processes left."""
         case, checkpoint = self.case, CHECKPOINT
-        launch = partial(self._launch, golden, folder, progress, evidence.left_behind)
-        with record_leftovers(folder / "temporary", evidence.left_behind):
-            evidence.trained = launch(worlds.train)
+        trainer = self.trainer or TRAINERS[case.framework]
+        candidate = TrainCheck(
+            self.options,
+            _REFERENCE,
+            f"{self.device}/{case.precision}",
+            golden=golden,
+            folder=folder / "ranks",
+            trainer=trainer,
+            mesh=mesh_of(case),
+            features=tuple(features_of(case)),
+        )
+
+        def launch(
+            body: Callable[[CaseRequest, Progress, Rank], Any], checkpoint: str = ""
+        ) -> list[Any]:
+            """Run `body` on every rank of a world, which gets its name, and return the answers by rank."""
+            name = body.__name__
+            logs = folder / "logs" / name
+            logs.mkdir(parents=True, exist_ok=True)
+            mesh = {"dp": 1} if name == "read" else mesh_of(case)
+            preload = preload_for(case, trainer, self.device)
+            world = World(mesh, self.device, limits=self.limits, preload=preload)
+            timelines = folder / "timelines" / name
+            request = CaseRequest(candidate, case.checkpoint, timelines, folder / checkpoint)
+            with progress.step(f"{case.id}: {name}"):
+                return call(
+                    body,
+                    request,
+                    world=world,
+                    folder=logs,
+                    at_end=lambda group: self.left_behind.extend(find_in_group(group)),
+                )
+
+        with record_leftovers(folder / "temporary", self.left_behind):
+            self.trained = launch(worlds.train)
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                evidence.terminated = launch(worlds.terminate)
+                self.terminated = launch(worlds.terminate)
             if (folder / checkpoint).is_dir():
-                evidence.resumed = launch(worlds.resume, checkpoint)
+                self.resumed = launch(worlds.resume, checkpoint)
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                evidence.restarted = launch(worlds.restart, CHECKPOINT)
+                self.restarted = launch(worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = launch(worlds.read, LAST_CHECKPOINT)
+                self.read = launch(worlds.read, LAST_CHECKPOINT)
 
-    def _launch(
-        self,
-        golden: Path,
-        folder: Path,
-        progress: Progress,
-        left_behind: list[Leftover],
-        body: Callable[[CaseRequest, Progress, Rank], Any],
-        checkpoint: str = "",
-    ) -> list[Any]:
-        """Run `body` on every rank of a world, which gets its name, and return the answers by rank."""
-        case, device, name = self.case, self.device, body.__name__
-        trainer = self.trainer or TRAINERS[case.framework]
-        logs = folder / "logs" / name
-        logs.mkdir(parents=True, exist_ok=True)
-        world = World(
-            {"dp": 1} if name == "read" else mesh_of(case),
-            device,
-            limits=self.limits,
-            preload=preload_for(case, trainer, device),
-        )
-        request = CaseRequest(
-            candidate=TrainCheck(
-                options_of(case),
-                REFERENCE,
-                f"{device}/{case.precision}",
-                golden=golden,
-                folder=folder / "ranks",
-                trainer=trainer,
-                mesh=mesh_of(case),
-                features=tuple(features_of(case)),
-            ),
-            kind=case.checkpoint,
-            timelines=folder / "timelines" / name,
-            checkpoint=folder / checkpoint,
-        )
-        with progress.step(f"{case.id}: {name}"):
-            return call(
-                body,
-                request,
-                world=world,
-                folder=logs,
-                at_end=lambda group: left_behind.extend(find_in_group(group)),
+
+def held_at_end(run: FreeRun) -> dict[str, str]:
+    """Return the hash of every part of a parameter or moment that a rank holds after its last step."""
+    return {str(part): digest for step in run.held[-1:] for part, digest in step}
+
+
+# Merging in float64 changes weights and logits by rounding alone. A merge in float32 would leave 1e-8.
+_EXACT_IN_FLOAT64 = 1e-10
+
+_RANKS_DRAW = "each rank draws its own dropout masks"
+
+# Share of a rank's parameters that may outlive a tear-down. Cached tensors, such as masks, are smaller.
+_KEPT = 0.5
+
+
+def _judge_movement(run: CaseRun) -> LevelResult:
+    """Compare hashes of every parameter and buffer before the first and after the last step."""
+    before, after = (
+        {name.removeprefix("model."): digest for rank in ranks for name, digest in rank.items()}
+        for ranks in zip(*((rank.before, rank.after) for rank in run.trained), strict=True)
+    )
+    moved = differing_keys(before, after)
+    trainable = {row.parameter for row in run.reference.training.noise_trajectory}
+    for names in run.reference.training.shared:
+        trainable |= set(names) if trainable & set(names) else set()
+    expected = trainable & set(run.reference.moved) & before.keys()
+    faults: list[tuple[set[str], str, Diagnosis]] = [
+        (
+            expected - moved,
+            f"of {len(expected)} trained parameters never moved",
+            "frozen-parameters",
+        ),
+        (moved - trainable, "frozen parameters or buffers moved", "optimizer-update"),
+    ]
+    for wrong, words, diagnosis in faults:
+        if names := sorted(wrong):
+            module = names[0].rpartition(".")[0]
+            return failed_update(len(before), names, words, diagnosis, module=module)
+    if not expected:
+        return not_compared("the noise run changes no parameter of this run")
+    return passed(len(before))
+
+
+def _judge_losses(run: CaseRun) -> LevelResult:
+    curves = rows_of_free_run(run.free)
+    for rank, answer in enumerate(run.trained):
+        for step in [*answer.report.free.steps, *answer.report.free.resumed]:
+            if not math.isfinite(step.loss):
+                reason = f"loss {step.loss} in step {step.step}"
+                location = Location(phase="forward", step=step.step, rank=rank)
+                return failed(1, reason, "non-finite", location).with_rows(curves)
+    judged, notes = judge_losses(run.free)
+    if judged is None:
+        return not_compared(notes[0]).with_rows(curves, notes)
+    return _by_ratios("loss", run, [judged], notes).with_rows(curves)
+
+
+def _judge_updates(run: CaseRun) -> LevelResult:
+    if gap := trajectory_gap(run.free):
+        return not_compared(gap)
+    judged = [item for item in judge_trajectory(run.free) if "resumed" not in item.port.port]
+    if not judged:
+        return not_compared(_RANKS_DRAW)
+    return _by_ratios("updates", run, judged, notes_on_rounding(run.free))
+
+
+def _judge_resume(run: CaseRun) -> LevelResult:
+    """Compare the run that resumed in new processes with the uninterrupted one."""
+    if not run.resumed:
+        return _failed_checkpoint(run, "no checkpoint was left to resume from")
+    free = run.in_new_processes
+    result = judge_checkpoint(free)
+    apart = [item for item in judge_trajectory(free) if item.failed]
+    if apart and result.cause is None:
+        return _by_ratios("resume", run, apart, result.notes)
+    rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
+    # The level `checkpoint` has counted the comparisons of the checkpoint itself.
+    compared = len({(row.step, row.port) for row in rows}) + len(held_at_end(run.resumed[0]))
+    level = result.level.model_copy(update={"compared": compared})
+    return LevelResult(level, rows, result.notes, cause=result.cause)
+
+
+def _judge_termination(run: CaseRun) -> LevelResult:
+    if run.case.interruption != "sigterm":
+        return not_run("the case does not send SIGTERM")
+    for rank, (steps, was_signalled) in enumerate(run.terminated):
+        if not was_signalled:
+            return failed(1, f"SIGTERM in the middle of a step did not reach rank {rank}")
+        if [step.step for step in steps] != list(range(run.options.resume_at)):
+            return failed(1, f"rank {rank} did not finish the step in which SIGTERM reached it")
+    if not run.resumed:
+        return _failed_checkpoint(run, "no checkpoint was written after SIGTERM")
+    return passed(len(run.terminated))
+
+
+def _judge_tear_down(run: CaseRun) -> LevelResult:
+    for rank, answer in enumerate(run.trained):
+        if answer.kept_bytes > _KEPT * answer.parameter_bytes:
+            return failed(
+                1,
+                f"rank {rank}: {answer.kept_bytes:,} bytes of tensors outlive two tear-downs; the rank has"
+                f" {answer.parameter_bytes:,} bytes of parameters: {', '.join(answer.kept_shapes)}",
             )
+    return passed(
+        len(run.trained),
+        kept_bytes=max(answer.kept_bytes for answer in run.trained),
+        parameter_bytes=min(answer.parameter_bytes for answer in run.trained),
+    )
+
+
+def _judge_leftovers(run: CaseRun) -> LevelResult:
+    left = name_some([str(one) for one in run.left_behind])
+    return failed(1, left) if left else passed(1)
+
+
+def _by_ratios(name: str, run: CaseRun, judged: list[Judged], notes: list[str]) -> LevelResult:
+    over = [item for item in judged if item.failed]
+    level = level_of(len(judged), len(over), describe_stages_level(judged))
+    rows = [item.measurement(name, f"{item.port.module}:{item.port.port}") for item in judged]
+    fault = diagnose_free_run(run.free, over) if over else None
+    return LevelResult(level, rows, notes, judged, cause=fault)
+
+
+def _by_ratio(run: CaseRun, statistic: Statistic, error: float, noise: float) -> Ratio:
+    """Judge one error by the limit of its statistic. noise: at least the floor of a tensor counts."""
+    floor = TENSOR_FLOOR * run.free.unit_roundoff
+    return Ratio(statistic, error, max(noise, floor)).judged(run.free.limits.of(statistic))
+
+
+def _judge_reading(run: CaseRun) -> LevelResult:
+    """Judge the logits of the last checkpoint's model, loaded as users load it.
+
+    Final logits follow from the final parameters, so they share their limit.
+    """
+    if not run.read:
+        return _failed_checkpoint(run, "the last checkpoint is missing")
+    (answer,) = run.read
+    if answer.problem is not None or answer.logits_error is None:
+        return _failed_checkpoint(run, f"the model cannot be loaded: {answer.problem}")
+    if wrong := _adapter_problem(answer):
+        return _failed_checkpoint(run, wrong, 1)
+    judged = _by_ratio(run, "trajectory-error", answer.logits_error, run.reference.logits_noise)
+    if run.reference.training.draws and run.free.on_ranks:
+        return not_compared(_RANKS_DRAW)
+    rows = [judged.measurement("users", "logits")]
+    if judged.failed:
+        reason = (
+            f"the saved model computes different logits: relative error {format_number(answer.logits_error)},"
+            f" {format_number(judged.value)}x the noise run's (limit {format_number(judged.limit)}x)"
+        )
+        return _failed_checkpoint(run, reason, 1, rows)
+    return passed(1, noise_ratio=judged.value, limit=judged.limit).with_rows(rows)
+
+
+def _judge_restart(run: CaseRun) -> LevelResult:
+    """Compare the first loss of a run from the saved model with the next loss of the saving run."""
+    if run.case.checkpoint != "hugging-face":
+        return not_run("only a Hugging Face checkpoint is restarted from")
+    if not run.restarted:
+        return _failed_checkpoint(run, "no checkpoint exists that another run could start from")
+    expected = run.free.report.free.steps[run.options.resume_at].loss
+    error = abs(run.restarted[0].loss - expected) / abs(expected)
+    judged = _by_ratio(run, "loss-error", error, 0.0)
+    rows = [judged.measurement("restart", "loss")]
+    if not judged.failed:
+        return passed(1, noise_ratio=judged.value).with_rows(rows)
+    reason = (
+        f"a run from the saved model begins with the loss {run.restarted[0].loss}; the run that saved"
+        f" it continued with {expected}"
+    )
+    return _failed_checkpoint(run, reason, 1, rows)
+
+
+def _adapter_problem(answer: ReadAnswer) -> str | None:
+    if answer.adapter_effect is None:
+        return None
+    if not answer.adapter_effect > 0:
+        return "the saved adapter changes nothing: its tensors are empty or zero"
+    for how, error in answer.merged_errors.items():
+        if not error <= _EXACT_IN_FLOAT64:
+            return f"the adapter {how} changes the logits: relative error {error}"
+    return None
+
+
+def _failed_checkpoint(
+    run: CaseRun, reason: str, compared: int = 0, rows: Iterable[Measurement] = ()
+) -> LevelResult:
+    """Return a failed level for a checkpoint."""
+    options = run.options
+    diagnosis: Diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
+    return failed_checkpoint(options.steps, compared, reason, rows, diagnosis=diagnosis)
+
+
+# The levels in the order of the verdict.
+_LEVELS: dict[str, Callable[[CaseRun], LevelResult]] = {
+    "trained": _judge_movement,
+    "loss": _judge_losses,
+    "updates": _judge_updates,
+    "replicas": lambda run: judge_replicas(run.free),
+    "checkpoint": lambda run: judge_checkpoint(run.free),
+    "sigterm": _judge_termination,
+    "resume": _judge_resume,
+    "restart": _judge_restart,
+    "users": _judge_reading,
+    "tear-down": _judge_tear_down,
+    "left behind": _judge_leftovers,
+}
 
 
 def _stopped_in(folder: Path) -> str | None:

@@ -6,10 +6,10 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -56,9 +56,9 @@ from assay.training.state.states import (
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, declared_traits, describe_trainer
 from assay.verdicts import Number, Record
-from assay_smoke.cases.timeline import CyclePhase, Timeline
 from assay_smoke.judging import relative_error
 from assay_smoke.matrix.rules import Checkpoint
+from assay_smoke.timelines import CyclePhase, Timeline
 from assay_smoke.trainers.deepspeed.partitions import whole_size
 
 # Folders of a case.
@@ -79,7 +79,7 @@ class ReferenceAnswer(Record):
     """Parameters of which the noise run changed most elements. A narrow dtype rounds small updates away."""
 
 
-class CaseRequest(Record):
+class CaseRequest(NamedTuple):
     """Request to a world of a case."""
 
     candidate: TrainCheck
@@ -91,16 +91,7 @@ class CaseRequest(Record):
     """Checkpoint to resume from or to read. The folder of the case stands for none."""
 
 
-class Survivors(Record):
-    """Tensors that outlived a teardown."""
-
-    num_bytes: int = 0
-    shapes: list[str] = Field(default_factory=list)
-    """Shapes of the largest."""
-
-
-@dataclass(frozen=True)
-class TrainAnswer:
+class TrainAnswer(NamedTuple):
     """Answer of a rank of `train`."""
 
     report: TrainerReport
@@ -110,15 +101,10 @@ class TrainAnswer:
     """The same after the last step."""
     parameter_bytes: int
     """Size of the rank's parameters during training."""
-    survivors: Survivors
-
-
-class TerminateAnswer(Record):
-    """Answer of a rank of `terminate`."""
-
-    steps: list[StepRecord] = Field(default_factory=list)
-    was_signalled: bool = False
-    """True if SIGTERM arrived."""
+    kept_bytes: int
+    """Size of the tensors that outlived all tear-downs."""
+    kept_shapes: list[str]
+    """Shapes of the largest of them."""
 
 
 class ReadAnswer(Record):
@@ -355,17 +341,15 @@ def live_tensors() -> dict[int, Tensor]:
     return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor)}
 
 
-def survivors(before: dict[int, Tensor]) -> Survivors:
-    """Return live tensors that are not in `before`, one per storage."""
+def survivors(before: dict[int, Tensor]) -> tuple[int, list[str]]:
+    """Return the size of live tensors that are not in `before`, one per storage, and the largest shapes."""
     new = [tensor for key, tensor in live_tensors().items() if key not in before]
     storages = {
         tensor.untyped_storage().data_ptr(): tensor for tensor in new if _has_storage(tensor)
     }
-    sizes = sorted(storages.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())
-    return Survivors(
-        num_bytes=sum(tensor.untyped_storage().nbytes() for tensor in sizes),
-        shapes=[f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in sizes[:_SHOWN]],
-    )
+    largest = sorted(storages.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())
+    shapes = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in largest[:_SHOWN]]
+    return sum(tensor.untyped_storage().nbytes() for tensor in largest), shapes
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -380,7 +364,7 @@ def train(request: CaseRequest, _: Progress, rank: Rank) -> TrainAnswer:
     side = WatchedSide(request, rank)
     alive = live_tensors()
     report, before, size_bytes = _train(side, request, rank)  # its trainers are gone afterwards
-    return TrainAnswer(report, before, side.ended[0], size_bytes, survivors(alive))
+    return TrainAnswer(report, before, side.ended[0], size_bytes, *survivors(alive))
 
 
 def _train(
@@ -404,30 +388,27 @@ def _train(
     return report, before, parameter_bytes
 
 
-def terminate(request: CaseRequest, _: Progress, rank: Rank) -> TerminateAnswer:
-    """Train until SIGTERM arrives within a step, then save."""
+def terminate(request: CaseRequest, _: Progress, rank: Rank) -> tuple[list[StepRecord], bool]:
+    """Train until SIGTERM arrives within a step, then save. Return the steps, and True if it arrived."""
     side = WatchedSide(request, rank)
     opened = side.open()
     begin = side.begin(opened)
     inject_state(opened.trainer, begin.own, side.device.torch_device)
-    answer = TerminateAnswer()
-
-    def note(*_: object) -> None:
-        answer.was_signalled = True
-
-    previous = signal.signal(signal.SIGTERM, note)
+    steps: list[StepRecord] = []
+    signals: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
         with comparable(side.run.dtype, side.device):
             for number, batch in enumerate(side.batches):
                 if number + 1 == side.resume_at:
                     _send_within_step(opened.root)
-                answer.steps.append(make_step(opened, batch))
-                if answer.was_signalled:
+                steps.append(make_step(opened, batch))
+                if signals:
                     opened.trainer.save(side.folder / TERMINATED_CHECKPOINT)
                     break
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return answer
+    return steps, bool(signals)
 
 
 def _send_within_step(root: nn.Module) -> None:

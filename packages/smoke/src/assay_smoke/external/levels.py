@@ -213,11 +213,11 @@ def _judge_movement(
     """Fail if one of the tensors `what` is as at the start, or a frozen one is not."""
     compared, moved = len(last.hashes), differing_keys(last.hashes, start)
     if still := sorted(last.hashes.keys() - frozen - moved):
-        reason = f"{len(still)} of {compared - len(frozen)} {what} never moved"
-        return failed_update(compared, reason, still, "frozen-parameters", step=last.step)
+        words = f"of {compared - len(frozen)} {what} never moved"
+        return failed_update(compared, still, words, "frozen-parameters", step=last.step)
     if wrong := sorted(frozen & moved):
-        reason = f"{len(wrong)} of {len(frozen)} frozen tensors moved"
-        return failed_update(compared, reason, wrong, "optimizer-update", step=last.step)
+        words = f"of {len(frozen)} frozen tensors moved"
+        return failed_update(compared, wrong, words, "optimizer-update", step=last.step)
     return None
 
 
@@ -225,11 +225,8 @@ def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
     compared = len(last.hashes)
     if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
         total = sum(_STARTS_AT_ZERO in name for name in last.hashes)
-        reason = (
-            f"{len(empty)} of {total} {_STARTS_AT_ZERO} are zero, as before training, so the adapter"
-            " changes nothing there"
-        )
-        return failed_update(compared, reason, empty, "adapter-mismatch", step=last.step)
+        words = f"of {total} {_STARTS_AT_ZERO} are zero, as before training, so the adapter changes nothing there"
+        return failed_update(compared, empty, words, "adapter-mismatch", step=last.step)
     first = min(cycle.saved.items())[1]
     found = _judge_movement(last, first.hashes, set(), "tensors of the adapter")
     return found or passed(compared)

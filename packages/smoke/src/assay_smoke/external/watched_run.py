@@ -31,7 +31,6 @@ from assay.foreign_text import shorten
 from assay.launch.failures import describe_place, last_words, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
-from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.library import ExternalLibrary, Losses, fill, read_library, require_files
 from assay_smoke.machine import (
     FULL_DISK,
@@ -45,6 +44,7 @@ from assay_smoke.machine import (
     free_port,
     ports_taken,
 )
+from assay_smoke.timelines import CyclePhase, PhaseTime
 
 
 def search_path() -> str:

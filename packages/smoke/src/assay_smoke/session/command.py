@@ -29,9 +29,8 @@ from assay.report.run_report import read_report
 from assay.runs import Progress, RunFolder, open_progress
 from assay.runs.results import write_results
 from assay.training.trainers.registry import require_trainer
-from assay.verdicts import SCHEMA, Outcome, Record, Verdict
+from assay.verdicts import SCHEMA, Outcome, Record, Verdict, overall_outcome
 from assay_smoke.cases.running import TRAINERS, CaseRun, is_deepspeed, prepare
-from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
 from assay_smoke.external.levels import run_external
 from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
@@ -47,23 +46,12 @@ from assay_smoke.matrix.rules import (
     covered_pairs,
     rules_for,
 )
+from assay_smoke.timelines import CyclePhase, PhaseSeconds, peak_memory, phases_of
 from assay_smoke.trainers.deepspeed.trainer import require_deepspeed
 
 PAGE_FILE = "index.html"
 
 _TEMPLATES = Path(__file__).with_name("templates")
-
-
-class PhaseSeconds(Record):
-    """A phase of a world on its slowest rank, in seconds since the case began."""
-
-    world: str
-    phase: CyclePhase
-    number: int | None = None
-    begin: float
-    end: float
-    finished: bool = True
-    """False if the process ended within the phase."""
 
 
 class CaseResult(Record):
@@ -117,12 +105,7 @@ class SessionReport(Record):
             for case in self.cases
         ):
             return 2
-        outcomes = {case.outcome for case in self.cases}
-        if Outcome.FAIL in outcomes:
-            return Outcome.FAIL.exit_code
-        if Outcome.NOT_COMPARED in outcomes or not self.cases:
-            return Outcome.NOT_COMPARED.exit_code
-        return Outcome.PASS.exit_code
+        return overall_outcome(case.outcome for case in self.cases).exit_code
 
 
 def reason_of(verdict: Verdict) -> str | None:
@@ -139,46 +122,6 @@ def reason_of(verdict: Verdict) -> str | None:
         if (level.model_extra or {}).get("unchecked"):
             return f"{name}: {level.reason}"
     return None
-
-
-def phases_of(folder: Path) -> list[PhaseSeconds]:
-    """Read the phases of each world from the timeline of its slowest rank."""
-    of_worlds = _worlds(folder)
-    start = min((ranks[0][0].begin for ranks in of_worlds.values()), default=0.0)
-    return [
-        PhaseSeconds(
-            world=world,
-            phase=phase.phase,
-            number=phase.number,
-            begin=phase.begin - start,
-            end=(phase.end if phase.end is not None else phase.begin) - start,
-            finished=phase.end is not None,
-        )
-        for world, ranks in of_worlds.items()
-        for phase in max(ranks, key=_end_of)
-    ]
-
-
-def peak_memory(folder: Path) -> tuple[int, int]:
-    """Return the peak host and device memory of any rank, in bytes."""
-    phases = [phase for ranks in _worlds(folder).values() for rank in ranks for phase in rank]
-    return (
-        max((phase.host_bytes for phase in phases), default=0),
-        max((phase.device_bytes for phase in phases), default=0),
-    )
-
-
-def _worlds(folder: Path) -> dict[str, list[list[PhaseTime]]]:
-    """Read the timelines of all ranks by world, the earliest world first."""
-    worlds: dict[str, list[list[PhaseTime]]] = {}
-    for file in sorted((folder / "timelines").glob("*/rank-*.jsonl")):
-        if phases := read_timeline(file):
-            worlds.setdefault(file.parent.name, []).append(phases)
-    return dict(sorted(worlds.items(), key=lambda item: min(rank[0].begin for rank in item[1])))
-
-
-def _end_of(phases: list[PhaseTime]) -> float:
-    return max((phase.end or phase.begin for phase in phases), default=0.0)
 
 
 def write_page(report: SessionReport, folder: Path) -> Path:

@@ -11,7 +11,6 @@ from assay.errors import MachineError, UsageError
 from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
-from assay_smoke.cases.timeline import PhaseTime
 from assay_smoke.commands import app
 from assay_smoke.external.watched_run import Run, require_runnable
 from assay_smoke.session.command import (
@@ -20,11 +19,11 @@ from assay_smoke.session.command import (
     SessionOptions,
     SessionReport,
     external_item,
-    phases_of,
     run_session,
     run_with_retry,
     write_page,
 )
+from assay_smoke.timelines import PhaseTime, phases_of
 from assay_smoke.trainers.deepspeed import trainer
 
 

@@ -12,13 +12,13 @@ from assay_smoke.commands import _tell
 from assay_smoke.data.verdict import print_data_verdict
 from assay_smoke.session.command import (
     CaseResult,
-    PhaseSeconds,
     SessionReport,
     describe_extent,
     describe_outcomes,
     format_duration,
     write_page,
 )
+from assay_smoke.timelines import PhaseSeconds
 from packages.core.tests.poison import assert_harmless_html, assert_harmless_text, poisoned
 
 

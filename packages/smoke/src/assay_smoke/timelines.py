@@ -84,3 +84,51 @@ def where_it_stopped(path: Path) -> str | None:
     """Return the last unfinished phase, or None if the process ended between two phases."""
     unfinished = [phase.name for phase in read_timeline(path) if phase.end is None]
     return unfinished[-1] if unfinished else None
+
+
+class PhaseSeconds(Record):
+    """A phase of a world on its slowest rank, in seconds since the case began."""
+
+    world: str
+    phase: CyclePhase
+    number: int | None = None
+    begin: float
+    end: float
+    finished: bool = True
+    """False if the process ended within the phase."""
+
+
+def phases_of(folder: Path) -> list[PhaseSeconds]:
+    """Read the phases of each world from the timeline of its slowest rank."""
+    of_worlds = _read_worlds(folder)
+    start = min((ranks[0][0].begin for ranks in of_worlds.values()), default=0.0)
+    return [
+        PhaseSeconds(
+            world=world,
+            phase=phase.phase,
+            number=phase.number,
+            begin=phase.begin - start,
+            end=(phase.end if phase.end is not None else phase.begin) - start,
+            finished=phase.end is not None,
+        )
+        for world, ranks in of_worlds.items()
+        for phase in max(ranks, key=lambda rank: max(phase.end or phase.begin for phase in rank))
+    ]
+
+
+def peak_memory(folder: Path) -> tuple[int, int]:
+    """Return the peak host and device memory of any rank, in bytes."""
+    phases = [phase for ranks in _read_worlds(folder).values() for rank in ranks for phase in rank]
+    return (
+        max((phase.host_bytes for phase in phases), default=0),
+        max((phase.device_bytes for phase in phases), default=0),
+    )
+
+
+def _read_worlds(folder: Path) -> dict[str, list[list[PhaseTime]]]:
+    """Read the timelines of all ranks by world, the earliest world first."""
+    worlds: dict[str, list[list[PhaseTime]]] = {}
+    for file in sorted((folder / "timelines").glob("*/rank-*.jsonl")):
+        if phases := read_timeline(file):
+            worlds.setdefault(file.parent.name, []).append(phases)
+    return dict(sorted(worlds.items(), key=lambda item: min(rank[0].begin for rank in item[1])))
