@@ -217,6 +217,10 @@ class CaseRun:
         Raises: MachineError if the compilation for its trainer fails.
         """
         prepare(self.case, self.trainer, folder, progress)
+        # A second try must not see the answers of the first.
+        return replace(self)._run(folder, progress)  # noqa: SLF001 - of the same class
+
+    def _run(self, folder: Path, progress: Progress) -> Verdict:
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden = self._open_reference()

@@ -1,13 +1,17 @@
-"""Modules that are preloaded for the ranks of a case."""
+"""Modules that are preloaded for the ranks of a case, and its second try."""
 
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from assay_smoke.cases.running import EVERY_CASE, preload_for
+from assay.launch import WorldError
+from assay.runs import SilentProgress
+from assay_smoke.cases.running import EVERY_CASE, CaseRun, preload_for
+from assay_smoke.machine import Leftover
 from assay_smoke.matrix.rules import case_of
 
 _COUNT_THREADS = """
@@ -49,3 +53,22 @@ def test_preloading_starts_no_thread() -> None:
         text=True,
     ).stdout
     assert printed.split()[-1] == "1"
+
+
+def test_a_second_try_begins_without_what_the_first_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def fail(case: CaseRun) -> Path:
+        found.append([*case.left_behind])
+        case.left_behind.append(Leftover("process", "of the first try"))
+        raise WorldError("the machine failed")
+
+    monkeypatch.setattr(CaseRun, "_open_reference", fail)
+    run = CaseRun(case_of("one-process-1"), "cpu", tmp_path).run
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        run(tmp_path / name, SilentProgress())
+
+    assert found == [[], []]
