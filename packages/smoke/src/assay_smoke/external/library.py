@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, Strict, ValidationError, model_validator
 
 from assay.errors import UsageError, suggest
 from assay.files import UnreadableFileError, describe_problem, read_toml
@@ -83,11 +83,6 @@ class Losses(Record):
                 )
         return self
 
-    @property
-    def has_learning_rates(self) -> bool:
-        """Return whether a learning rate can be logged with a loss."""
-        return self.pattern is None or "lr" in re.compile(self.pattern).groupindex
-
 
 class Checkpoints(Record):
     """Where checkpoints are written, and their kind."""
@@ -108,11 +103,11 @@ class Checkpoints(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, path in (("folder", self.folder), ("state", self.state)):
-            if path is not None:
-                if "{step}" not in path:
-                    raise ValueError(f"`{key}` has no {{step}}")
-                _require_known(path, PLACEHOLDERS | {"step"}, f"checkpoints.{key}")
+        paths = {"folder": self.folder, "state": self.state}
+        for key, path in paths.items():
+            if path is not None and "{step}" not in path:
+                raise ValueError(f"`{key}` has no {{step}}")
+            _require_known([path or ""], PLACEHOLDERS | {"step"}, f"checkpoints.{key}")
         for key, numbers in (("numbers", self.numbers), ("state_numbers", self.state_numbers)):
             if numbers is not None and numbers[1] < 1:
                 raise ValueError(f"the second number of `{key}` is below 1: it is an increment")
@@ -210,17 +205,18 @@ class ExternalLibrary(Record):
                 f"`keep` is {self.keep}, but only {len(self.saved_steps)} checkpoints are written: the"
                 " library would have none to delete"
             )
-        if self.learning_rates is not None:
-            if len(self.learning_rates) != self.steps:
-                raise ValueError(
-                    f"`learning_rates` has {len(self.learning_rates)} numbers for {self.steps}"
-                    " `steps`: each step needs one"
-                )
-            if not self.losses.has_learning_rates:
-                raise ValueError(
-                    "`learning_rates` needs a group `lr` in losses.pattern: write (?P<lr>...) around"
-                    " the logged rate"
-                )
+        if self.learning_rates is None:
+            return
+        if len(self.learning_rates) != self.steps:
+            raise ValueError(
+                f"`learning_rates` has {len(self.learning_rates)} numbers for {self.steps}"
+                " `steps`: each step needs one"
+            )
+        if self.losses.pattern and "lr" not in re.compile(self.losses.pattern).groupindex:
+            raise ValueError(
+                "`learning_rates` needs a group `lr` in losses.pattern: write (?P<lr>...) around"
+                " the logged rate"
+            )
 
     @property
     def split(self) -> dict[str, int]:
@@ -287,14 +283,14 @@ def require_files(library: ExternalLibrary, toml: Path) -> None:
 
     Raises: UsageError.
     """
-    for key, words in (("launch", library.launch), ("equivalent", library.equivalent or [])):
-        for word in words:
-            script = toml.resolve().parent / word
-            if _SCRIPT.fullmatch(word) and not script.is_file():
-                others = [one.name for one in script.parent.glob(f"*{script.suffix}")]
-                near = get_close_matches(script.name, others, n=1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                raise UnreadableFileError(f"{toml}: {key}: {script} does not exist{meant}")
+    lines = {"launch": library.launch, "equivalent": library.equivalent or []}
+    for key, word in ((key, word) for key, words in lines.items() for word in words):
+        script = toml.resolve().parent / word
+        if _SCRIPT.fullmatch(word) and not script.is_file():
+            others = [one.name for one in script.parent.glob(f"*{script.suffix}")]
+            near = get_close_matches(script.name, others, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UnreadableFileError(f"{toml}: {key}: {script} does not exist{meant}")
     try:
         resolve_model(library.model)
     except UsageError as error:
@@ -308,14 +304,11 @@ def fill(text: str, values: Mapping[str, object]) -> str:
     )
 
 
-def _require_known(texts: list[str] | str, known: frozenset[str], key: str) -> None:
-    words = [texts] if isinstance(texts, str) else texts
+def _require_known(words: list[str], known: frozenset[str], key: str) -> None:
     named = {name for word in words for name in _PLACEHOLDER.findall(word)}
     if unknown := sorted(named - known):
-        raise ValueError(
-            f"`{key}` has the placeholder {{{unknown[0]}}}; there are:"
-            f" {', '.join(f'{{{name}}}' for name in sorted(known))}"
-        )
+        there = ", ".join(f"{{{name}}}" for name in sorted(known))
+        raise ValueError(f"`{key}` has the placeholder {{{unknown[0]}}}; there are: {there}")
 
 
 def _describe(error: ValidationError) -> str:
@@ -323,21 +316,19 @@ def _describe(error: ValidationError) -> str:
     errors = error.errors()
     # A misspelled key also makes the right key missing, but the misspelling says more.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    place = [str(part) for part in first["loc"]]
-    key = shorten(".".join(place))
-    table, expected = _find_field(place)
-    if first["type"] == "extra_forbidden":
+    place, kind = [str(part) for part in first["loc"]], first["type"]
+    key, (table, expected) = shorten(".".join(place)), _find_field(place)
+    if kind == "extra_forbidden":
         around = "".join(f"{part}." for part in place[:-1])
         return suggest("key", key, [f"{around}{name}" for name in table.model_fields])
-    if first["type"] == "missing":
+    if kind == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
     problem = describe_problem(first["msg"])
     problem = problem[:1].lower() + problem[1:]
-    if first["type"] == "value_error":
+    if kind == "value_error":
         return f"{key}: {problem}" if key else problem
-    if first["type"] == "literal_error":  # it lists the values
-        return f"`{key}` is {shorten(repr(first['input']))}: {problem}"
-    return f"`{key}` is {shorten(repr(first['input']))}: {problem}; expected: {expected}"
+    values = "" if kind == "literal_error" else f"; expected: {expected}"  # it lists the values
+    return f"`{key}` is {shorten(repr(first['input']))}: {problem}{values}"
 
 
 def _find_field(place: list[str]) -> tuple[Any, str]:
@@ -345,10 +336,8 @@ def _find_field(place: list[str]) -> tuple[Any, str]:
     model: Any = ExternalLibrary
     description = "another value"
     for name in place:
-        is_table = isinstance(model, type) and issubclass(model, BaseModel)
-        if not is_table or name not in model.model_fields:
+        field = getattr(model, "model_fields", {}).get(name)
+        if field is None:
             break
-        field = model.model_fields[name]
-        description = field.description or description
-        model = field.annotation
+        model, description = field.annotation, field.description or description
     return model, description

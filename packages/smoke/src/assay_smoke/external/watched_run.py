@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Literal, cast
 
@@ -169,10 +169,7 @@ Phase = Literal["set-up", "steps", "tear-down"]
 # Names of worlds in timelines for runs that have a counterpart among the worlds of a case.
 _WORLDS = {"uninterrupted": "train", "interrupted": "terminate", "resumed": "resume"}
 
-_MISSING_MODULE = re.compile(
-    r"^(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE
-)
-
+_MISSING_MODULE = re.compile(r"(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^'.]+)")
 
 # What torchrun writes after a rank has ended, in front of its own traceback.
 _END_OF_RANKS = re.compile(
@@ -287,22 +284,17 @@ class Run:
 
     def describe_bad_end(self) -> str | None:
         """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
-        library = self.library
+        library, run = self.library, f"the {self.name} run"
         where = f"after step {self.steps_made} of {library.steps}"
-        if not self.losses:
-            where = "before its first loss"
+        where = where if self.losses else "before its first loss"
         if self.hung_in is not None:
             tears_down = self.hung_in == "tear-down"
             limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
-            return (
-                f"the {self.name} run hung in {self.hung_in}, {where}: over {limit:g} s"
-                f"{self.describe_waits()}"
-            )
+            return f"{run} hung in {self.hung_in}, {where}: over {limit:g} s{self.describe_waits()}"
         if not self.exit_code:
             return None
-        reason = f"the {self.name} run {exit_in_words(self.exit_code)} {where}; {self._last_line}"
-        full = next((words for words in FULL_DISK if words in self.last_lines), None)
-        return reason if full is None else f"{full}: {reason}"
+        full = next((f"{words}: " for words in FULL_DISK if words in self.last_lines), "")
+        return f"{full}{run} {exit_in_words(self.exit_code)} {where}; {self._last_line}"
 
     def describe_waits(self) -> str:
         """Describe where the processes of a hung run were, each after a semicolon."""
@@ -316,14 +308,12 @@ class Run:
     def _last_line(self) -> str:
         """Quote the last error of the ranks or the last line, and name the rank that ended first."""
         lines = [line.strip() for line in self._log_lines if line.strip()]
-        ends = [number for number, line in enumerate(lines) if _END_OF_RANKS.search(line)]
-        by_ranks = lines[: ends[0]] if ends else lines
-        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None) if ends else None
+        by_ranks = [*takewhile(lambda line: not _END_OF_RANKS.search(line), lines)]
         if not by_ranks:
             return "it printed nothing"
-        errors = [line for line in by_ranks[-_NUM_LAST:] if _ERROR.match(line)]
-        words = ""
-        if failed is not None:
+        errors, words = [line for line in by_ranks[-_NUM_LAST:] if _ERROR.match(line)], ""
+        failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
+        if failed is not None and len(by_ranks) < len(lines):
             words = f"local rank {failed[2]} {exit_in_words(int(failed[1]))}; "
             errors = [line for line in errors if line.startswith(f"[rank{failed[2]}]")] or errors
         last = f"last error is {errors[-1]!r}" if errors else f"last line is {by_ranks[-1]!r}"
@@ -336,13 +326,11 @@ class Run:
 
     def require_modules(self) -> None:
         """Check that it did not fail for lack of a Python package. Raises: MachineError."""
-        missing = _MISSING_MODULE.search("\n".join(self._log_lines))
+        missing = next(filter(None, map(_MISSING_MODULE.match, self._log_lines)), None)
         if self.exit_code and not self.losses and missing:
-            name = missing[1].partition(".")[0]
-            hint = self.library.install or f"install it there, as by pip install {name}"
-            raise MachineError(
-                f"the launch line needs the Python package {name!r}, which is absent: {hint}"
-            )
+            hint = self.library.install or f"install it there, as by pip install {missing[1]}"
+            needed = f"the launch line needs the Python package {missing[1]!r}"
+            raise MachineError(f"{needed}, which is absent: {hint}")
 
     def require_losses(self) -> None:
         """Check that it logged the loss of every step. Raises: LossesError."""
@@ -372,21 +360,21 @@ class Run:
         names: list[tuple[CyclePhase, int | None]] = [
             ("set-up", None), *(("step", step) for step in steps), ("tear-down", None),
         ]  # fmt: skip
-        rows = [
-            PhaseTime(
+        path = folder / "timelines" / _WORLDS.get(self.name, self.name) / "rank-0.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        device_bytes = 0 if self.on_device is None else self.on_device.peak_bytes
+        lines = ""
+        for (phase, number), (begin, end) in zip(names, pairwise(times), strict=False):
+            row = PhaseTime(
                 phase=phase,
                 number=number,
                 begin=begin,
                 end=None if self.hung_in is not None and end == self.ended_at else end,
                 host_bytes=self.host.peak_bytes,
-                device_bytes=0 if self.on_device is None else self.on_device.peak_bytes,
+                device_bytes=device_bytes,
             )
-            for (phase, number), (begin, end) in zip(names, pairwise(times), strict=False)
-        ]
-        world = _WORLDS.get(self.name, self.name)
-        path = folder / "timelines" / world / "rank-0.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
+            lines += f"{row.model_dump_json()}\n"
+        write_whole(path, lines)
 
 
 _POLL_SECONDS = 0.02
@@ -546,35 +534,23 @@ class _Watch:
 
 def _abort(process: psutil.Process, log: Path) -> str:
     """Abort a process and describe where it was. log: file with its standard error."""
-    name = describe(process)
-    asleep = ""
+    name, asleep, begin = describe(process), "", log.stat().st_size
     with suppress(OSError):
         asleep = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
-    begin = log.stat().st_size
     with suppress(psutil.Error, OSError, ValueError):
         resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))  # no core file
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGABRT)
     deadline = time.monotonic() + _ABORT_SECONDS
-    place = ""
-    while time.monotonic() < deadline and not place:
-        time.sleep(_STACK_POLL_SECONDS)
-        place = _place(_text_after(log, begin))
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            time.sleep(2 * _STACK_POLL_SECONDS)  # its last output may not be in the log yet
-            place = place or _place(_text_after(log, begin))
-            break
-    if place:
-        return f"{name} was at {place}"
+    has_ended = False
+    while time.monotonic() < deadline and not has_ended:
+        has_ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        # After its end, its last output may not be in the log yet.
+        time.sleep(_STACK_POLL_SECONDS * (2 if has_ended else 1))
+        with log.open("rb") as file:
+            file.seek(begin)
+            text = file.read().decode(errors="replace")
+        current = _CURRENT_THREAD.search(text)
+        if current and (place := describe_place(read_stack(f"{current[1]}\n{text}"))):
+            return f"{name} was at {place}"
     return f"{name} was in the kernel's {asleep}" if asleep not in ("", "0") else name
-
-
-def _place(text: str) -> str:
-    current = _CURRENT_THREAD.search(text)
-    return describe_place(read_stack(f"{current[1]}\n{text}")) if current else ""
-
-
-def _text_after(log: Path, begin: int) -> str:
-    with log.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace")

@@ -18,7 +18,6 @@ from assay_smoke.matrix.rules import (
     choose_cases,
     covered_pairs,
     pair_in_words,
-    pairs_of,
     rules_for,
     rules_of_vendor,
 )
@@ -29,20 +28,18 @@ _TOKEN = re.compile(r"\s*([()]|[\w:+.\[\]\\/-]+)")
 _END = ""
 
 
-def compile_expression(text: str) -> Matches:
-    """Return a function that tests whether an id matches `text`.
-
-    Raises: UsageError.
-    """
+def compile_expression(text: str | None) -> Matches:
+    """Return a function that tests whether an id matches `text`, as all match None. Raises: UsageError."""
+    if text is None:
+        return lambda _: True
     source: list[str] = []
     depth, wants_word = 0, True
     for symbol, column in _tokens(text):
         if wants_word and symbol in ("and", "or", ")", _END):
             raise _error(text, column, "a word of an id was expected")
-        if not wants_word and depth and symbol not in ("and", "or", ")"):
-            raise _error(text, column, "a closing parenthesis was expected")
-        if not wants_word and not depth and symbol not in ("and", "or", _END):
-            raise _error(text, column, "and, or, or the end was expected")
+        if not wants_word and symbol not in ("and", "or", ")" if depth else _END):
+            wanted = "a closing parenthesis" if depth else "and, or, or the end"
+            raise _error(text, column, f"{wanted} was expected")
         wants_word = symbol in ("and", "or", "not", "(")
         depth += (symbol == "(") - (symbol == ")")
         is_word = symbol not in ("and", "or", "not", "(", ")", _END)
@@ -117,27 +114,20 @@ def plan_smoke(
     if cards < 1:
         raise UsageError(f"--cards {cards}: a plan needs at least one card")
     rules = rules_for(vendor)
-    cases = choose_cases(coverage, cards, rules)
-    if expression is not None:
-        matches = compile_expression(expression)
-        cases = [case for case in cases if matches(case.id)]
-        if not cases:
-            every = sum(matches(case.id) for case in choose_cases("full", cards, rules))
-            elsewhere = (
-                f"{every:,} of all compatible cases match: --coverage full"
-                if every
-                else "no compatible case matches"
-            )
-            raise UsageError(
-                f"-k {expression!r}: no case of this plan (--coverage {coverage}) matches; {elsewhere}"
-            )
-    notes = []
-    if vendor != HOST and not rules_of_vendor(vendor):
-        notes.append(f"no limits of {vendor} cards are known: no rule excludes any case")
+    matches = compile_expression(expression)
+    cases = [case for case in choose_cases(coverage, cards, rules) if matches(case.id)]
+    if expression is not None and not cases:
+        every = sum(matches(case.id) for case in choose_cases("full", cards, rules))
+        elsewhere = f"{every:,} of all compatible cases match: --coverage full"
+        raise UsageError(
+            f"-k {expression!r}: no case of this plan (--coverage {coverage}) matches;"
+            f" {elsewhere if every else 'no compatible case matches'}"
+        )
+    unknown = f"no limits of {vendor} cards are known: no rule excludes any case"
     covered: set[Pair] = set()
     planned = []
     for case in cases:
-        new = set(pairs_of(case)) - covered
+        new = covered_pairs([case]) - covered
         covered |= new
         command = f"assay smoke run {case.id}"
         planned.append(PlannedCase(id=case.id, case=case, new_pairs=len(new), command=command))
@@ -153,7 +143,7 @@ def plan_smoke(
             possible=len(possible),
             uncovered=[pair_in_words(pair) for pair in sorted(possible - covered)],
         ),
-        notes=notes,
+        notes=[] if vendor == HOST or rules_of_vendor(vendor) else [unknown],
     )
 
 

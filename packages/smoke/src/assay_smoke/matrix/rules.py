@@ -9,13 +9,13 @@ the cases of a plan in cases.toml.
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import combinations, product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_validator
 
@@ -97,15 +97,6 @@ def state_checkpoint(framework: Framework) -> Checkpoint:
     return "full" if framework in ("one-process", "ddp") else "sharded"
 
 
-class CaseIdError(UsageError):
-    """An id that belongs to no case."""
-
-    @classmethod
-    def of(cls, case_id: str, problem: str, nearest: str) -> "CaseIdError":
-        """Describe the problem and name the nearest valid id."""
-        return cls(f"no case is called {case_id!r}: {problem}; the nearest is {nearest}")
-
-
 class Case(Record):
     """One combination of the matrix. Its id leaves defaults out."""
 
@@ -147,81 +138,68 @@ class Case(Record):
         return "-".join(word for word in self.words.values() if word not in usual)
 
 
-# The field of each word of an id.
-_FIELDS: Mapping[str, str] = {
-    word: field
-    for field, values in (
-        ("family", get_args(Family)),
-        ("precision", get_args(Precision)),
-        ("features", tuple(FEATURES)),
-        ("batches", get_args(Batches)),
-        ("checkpoint", get_args(Checkpoint)),
-        ("interruption", get_args(Interruption)),
-    )
-    for word in values
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "family": get_args(Family),
+    "precision": get_args(Precision),
+    "features": tuple(FEATURES),
+    "batches": get_args(Batches),
+    "checkpoint": get_args(Checkpoint),
+    "interruption": get_args(Interruption),
 }
+# The field of each word of an id.
+_FIELDS = {word: field for field, words in _VALUES.items() for word in words}
 # Words with hyphens come first, so that they are not taken apart.
 _WORDS = re.compile(
     "".join(rf"(?<![^-]){re.escape(word)}(?![^-])|" for word in _FIELDS if "-" in word) + "[^-]+"
 )
-_Word = TypeVar("_Word", bound=str)
 _ID = re.compile(r"(?P<framework>.+?)-(?P<cards>\d{1,6})(?:-(?P<words>.+))?")
 
 
 def case_of(case_id: str) -> Case:
     """Parse an id.
 
-    Raises: CaseIdError, which names the nearest id, for any other text.
+    Raises: UsageError, which names the nearest id, for any other text.
     """
-    matched = _ID.fullmatch(case_id)
-    if matched is None and case_id.endswith(".toml"):
-        raise UsageError(f"{case_id} is not a case; for a library's file write command:{case_id}")
-    if matched is None:
-        framework = _nearest(case_id, get_args(Framework))
-        nearest = Case(framework=framework, cards=1 if framework == "one-process" else 2)
-        problem = "an id begins with a framework and its number of cards"
-        raise CaseIdError.of(case_id, problem, nearest.id)
     problems: list[str] = []
-    fields: dict[str, Any] = {"cards": int(matched["cards"]), "features": set()}
-    if fields["cards"] < 1:
-        problems.append("a case has at least one card")
-        fields["cards"] = 1
-    fields["framework"] = _known(matched["framework"], get_args(Framework), problems)
-    for written in _WORDS.findall(matched["words"] or ""):
-        word = _known(written, tuple(_FIELDS), problems)
-        if _FIELDS[word] == "features":
-            fields["features"].add(word)
-        else:
-            fields[_FIELDS[word]] = word
+    fields: dict[str, Any] = {"features": set()}
+    if matched := _ID.fullmatch(case_id):
+        fields["cards"] = max(1, int(matched["cards"]))
+        if int(matched["cards"]) < 1:
+            problems.append("a case has at least one card")
+        fields["framework"] = _nearest(matched["framework"], get_args(Framework), problems)
+        for written in _WORDS.findall(matched["words"] or ""):
+            word = _nearest(written, tuple(_FIELDS), problems)
+            if _FIELDS[word] == "features":
+                fields["features"].add(word)
+            else:
+                fields[_FIELDS[word]] = word
+    elif case_id.endswith(".toml"):
+        raise UsageError(f"{case_id} is not a case; for a library's file write command:{case_id}")
+    else:
+        fields["framework"] = _nearest(case_id, get_args(Framework), [])
+        fields["cards"] = 1 if fields["framework"] == "one-process" else 2
+        problems = ["an id begins with a framework and its number of cards"]
     case = Case(**fields)
     if case.id != case_id:
-        what = (
-            "; ".join(problems)
-            or "each word stands once, in the order of the fields, and defaults are left out"
-        )
-        raise CaseIdError.of(case_id, what, case.id)
+        order = "each word stands once, in the order of the fields, and defaults are left out"
+        problem = "; ".join(problems) or order
+        raise UsageError(f"no case is called {case_id!r}: {problem}; the nearest is {case.id}")
     return case
 
 
-def _known(word: str, words: tuple[_Word, ...], problems: list[str]) -> _Word:
+def _nearest(word: str, words: Sequence[str], problems: list[str]) -> str:
     """Return the nearest of `words`, and add a problem if it differs from `word`."""
-    nearest = _nearest(word, words)
+    (nearest,) = difflib.get_close_matches(word, words, n=1, cutoff=0.0)
     if nearest != word:
         problems.append(f"there is no word {word!r}")
     return nearest
-
-
-def _nearest(word: str, words: tuple[_Word, ...]) -> _Word:
-    (nearest,) = difflib.get_close_matches(word, words, n=1, cutoff=0.0)
-    return words[words.index(cast("_Word", nearest))]
 
 
 # One card, the usual numbers of a machine, and the number between them.
 CARDS = (1, 2, 4, 8)
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """An independent choice."""
 
     name: str

@@ -110,18 +110,17 @@ class SessionReport(Record):
 
 def reason_of(verdict: Verdict) -> str | None:
     """Return the reasons of failed levels, else of uncompared ones, or of an unchecked one in a PASS."""
+    facts = {name: level.model_extra or {} for name, level in verdict.levels.items()}
     for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
         reasons = [
-            f"{name}: {level.reason or (level.model_extra or {}).get('worst') or 'over its limit'}"
+            f"{name}: {level.reason or facts[name].get('worst') or 'over its limit'}"
             for name, level in verdict.levels.items()
             if level.verdict is outcome
         ]
         if reasons:
             return "; also ".join(reasons)
-    for name, level in verdict.levels.items():
-        if (level.model_extra or {}).get("unchecked"):
-            return f"{name}: {level.reason}"
-    return None
+    unchecked = (name for name, extra in facts.items() if extra.get("unchecked"))
+    return next((f"{name}: {verdict.levels[name].reason}" for name in unchecked), None)
 
 
 def write_page(report: SessionReport, folder: Path) -> Path:
@@ -227,12 +226,11 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     except AssayError as error:
         not_judged = None if item.is_planned else str(error)
         found = {"run": failed(0, f"could not run: {error}")}
-        verdict = verdict_of(found, candidate={"case": item.name})
-        verdict = write_results(verdict, [], folder)
+        verdict = write_results(verdict_of(found, candidate={"case": item.name}), [], folder)
     publish_one(read_report(folder))
-    seconds = time.monotonic() - begun
-    host, device = peak_memory(folder)
-    reason = reason_of(verdict)
+    seconds, reason, (host, device) = (
+        time.monotonic() - begun, reason_of(verdict), peak_memory(folder),
+    )  # fmt: skip
     return CaseResult(
         name=item.name,
         outcome=verdict.verdict,
@@ -252,9 +250,7 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
 # An item to run in its own process, and the folder of the session.
 ItemRequest = tuple[SessionItem, Path]
 
-_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(
-    "assay_smoke.session.command:run_item"
-)
+_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(f"{__name__}:run_item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,17 +321,12 @@ def _run_side_by_side(
 def _run_beside(
     item: SessionItem, visible: dict[str, str], folder: Path, progress: Progress
 ) -> CaseResult:
-    logs = folder / "logs"
+    logs, begun = folder / "logs", time.monotonic()
     logs.mkdir(exist_ok=True)
-    begun = time.monotonic()
+    work = (item, folder)
     try:
         return call(
-            _RUN_ITEM,
-            (item, folder),
-            folder=logs,
-            name=item.name,
-            progress=progress,
-            environment=visible,
+            _RUN_ITEM, work, folder=logs, name=item.name, progress=progress, environment=visible
         )[0]
     except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
@@ -428,22 +419,22 @@ def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem
     """Return the items, their cases, and the number of possible pairs of values; 0 without a plan."""
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
-    num_pairs = 0
+    num_pairs, device = 0, open_device(options.device)
+    vendor = device.vendor.name
     if not options.names:
-        device = open_device(options.device)
-        cards = options.cards or (_HOST_CARDS if device.vendor.name == HOST else device.count())
-        plan = plan_smoke(device.vendor.name, cards, options.coverage, options.keyword)
-        cases = [planned.case for planned in plan.cases]
-        num_pairs = plan.pairs.possible
-    rules = rules_for(open_device(options.device).vendor.name)
+        cards = options.cards or (_HOST_CARDS if vendor == HOST else device.count())
+        plan = plan_smoke(vendor, cards, options.coverage, options.keyword)
+        cases, num_pairs = [planned.case for planned in plan.cases], plan.pairs.possible
+    rules = rules_for(vendor)
     for case in cases:
         if reason := check_compatible(case, rules):
             raise UsageError(f"{case.id} cannot be run: {reason}")
         if options.cards is not None and case.cards > options.cards:
             raise UsageError(f"{case.id} needs {case.cards} cards, and --cards is {options.cards}")
-    cases = [case for case in cases if _matches(options.keyword, case.id)]
-    if options.precision is not None:
-        cases = [case for case in cases if case.precision == options.precision]
+    matches = compile_expression(options.keyword)
+    cases = [
+        case for case in cases if matches(case.id) and options.precision in (None, case.precision)
+    ]
     if options.trainer is None:
         _require_libraries(cases)
     items = [
@@ -453,28 +444,23 @@ def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem
     for name in commands:
         toml = Path(name.removeprefix(COMMAND)).expanduser()
         external = external_item(toml, options.own_device)
-        if _matches(options.keyword, external.name):
+        if matches(external.name):
             require_runnable(toml, options.own_device)
             items.append(external)
-    if not items:
-        raise UsageError(f"nothing to run: {_left_by(options)}")
-    _require_different([item.name for item in items])
+    _require_items(options, [item.name for item in items])
     return items, cases, num_pairs
 
 
-def _left_by(options: SessionOptions) -> str:
-    """Name the options that left nothing to run."""
-    given = {
-        "-k": options.keyword and repr(options.keyword),
-        "--run": options.precision and f"{options.device}/{options.precision}",
-    }
-    words = " and ".join(f"{name} {value}" for name, value in given.items() if value)
-    asked = ", ".join(options.names) or "the plan"
-    return f"{words or 'these options'}: no case of {asked} matches"
-
-
-def _require_different(names: list[str]) -> None:
-    """Raise UsageError for two items of one name, since they would share a folder."""
+def _require_items(options: SessionOptions, names: list[str]) -> None:
+    """Raise UsageError without an item, or for two of one name, since they would share a folder."""
+    if not names:
+        given = {
+            "-k": options.keyword and repr(options.keyword),
+            "--run": options.precision and f"{options.device}/{options.precision}",
+        }
+        words = " and ".join(f"{name} {value}" for name, value in given.items() if value)
+        asked = f"no case of {', '.join(options.names) or 'the plan'} matches"
+        raise UsageError(f"nothing to run: {words or 'these options'}: {asked}")
     for name, number in Counter(names).items():
         if number > 1:
             raise UsageError(f"{name} is given {number} times: each name runs once")
@@ -483,14 +469,12 @@ def _require_different(names: list[str]) -> None:
 def _require_libraries(cases: list[Case]) -> None:
     """Raise UsageError if a case needs a library that is not installed."""
     waiting = [case.id for case in cases if is_deepspeed(TRAINERS[case.framework])]
-    if not waiting:
-        return
     try:
-        require_deepspeed()
+        if waiting:
+            require_deepspeed()
     except UsageError as error:
-        raise UsageError(
-            f"{name_some(waiting, 1)} cannot be run: {error}, or leave them out: -k 'not zero'"
-        ) from error
+        refused = f"{name_some(waiting, 1)} cannot be run: {error}"
+        raise UsageError(f"{refused}, or leave them out: -k 'not zero'") from error
 
 
 def _devices(name: str) -> Devices | None:
@@ -499,7 +483,3 @@ def _devices(name: str) -> Devices | None:
     if ":" in name or not device.vendor.visible_devices or device.count() < 2:
         return None
     return Devices(device.count(), device.vendor.visible_devices)
-
-
-def _matches(expression: str | None, name: str) -> bool:
-    return expression is None or compile_expression(expression)(name)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.errors import UsageError
 from assay_smoke.matrix.rules import (
     AXES,
     FEATURES,
     Batches,
     Case,
-    CaseIdError,
     Checkpoint,
     Family,
     FeatureEntry,
@@ -42,7 +42,7 @@ def test_an_id_is_parsed_back(case: Case) -> None:
 @settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_other_text_is_an_error_or_an_id(text: str) -> None:
-    with suppress(CaseIdError):
+    with suppress(UsageError):
         assert case_of(text).id == text
 
 
@@ -105,7 +105,7 @@ def test_features_are_written_in_one_order() -> None:
     ],
 )
 def test_the_nearest_id_is_named(written: str, problem: str, nearest: str) -> None:
-    with pytest.raises(CaseIdError) as raised:
+    with pytest.raises(UsageError) as raised:
         case_of(written)
     assert str(raised.value).startswith(f"no case is called {written!r}: ")
     assert problem in str(raised.value)
