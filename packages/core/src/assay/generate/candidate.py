@@ -296,8 +296,8 @@ class _Candidate:
         notes = []
         if self._num_replaced:
             notes.append(
-                f"near ties of a router: for {self._num_replaced} tokens the candidate chose another"
-                " expert than the reference; the levels tokens and logits use the reference's choice"
+                f"near ties of a router or an indexer: for {self._num_replaced} tokens the candidate chose other"
+                " experts or keys than the reference; the levels tokens and logits use the reference's choice"
             )
         if (
             any(work.batch.holds_media and len(work.batch.rows) > 1 for work in self._works)

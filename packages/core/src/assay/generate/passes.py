@@ -394,7 +394,7 @@ class RecordedChoices:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Return the module paths of the groups of experts."""
+        """Return the module paths of the groups of experts and the indexers."""
         return frozenset(key[2] for choices in self.by_batch.values() for key in choices)
 
     def of_work(self, work: Work) -> dict[Key, RecordedChoice]:
@@ -410,12 +410,12 @@ def replace_choices(
     recorded: RecordedChoices, handler: NoiseOfChoices | NearTieChoices
 ) -> Choosing:
     """Replace the choices of each run by recorded ones, where `handler` decides so."""
-    modules = None if isinstance(handler, NoiseOfChoices) else recorded.modules
+    keeps_selections = isinstance(handler, NoiseOfChoices)
 
     @contextmanager
     def replacing(model: nn.Module, work: Work) -> Iterator[None]:
         handler.expected = recorded.of_work(work)
-        with ChoiceTracer(handler.choose, modules).attached(model):
+        with ChoiceTracer(handler.choose, recorded.modules, keeps_selections).attached(model):
             yield
 
     return replacing

@@ -1,9 +1,10 @@
-"""A router's choice of experts for each token, read at the call of a group of experts.
+"""A router's choice of experts for each token, and an indexer's choice of keys.
 
 A group of experts gets the tokens, the chosen experts and their weights, wherever the router is. That of Llama 4 gets
-tokens alone, each weighted for every expert; its router's `torch.topk` is the choice.
+tokens alone, each weighted for every expert; its router's `torch.topk` is the choice. So is that of an indexer, a
+module that returns only integers, as of DeepSeek V3.2.
 
-Shape legend: R tokens, k experts for each, E experts.
+Shape legend: R tokens, k experts or keys for each, E experts or keys.
 """
 
 import inspect
@@ -33,17 +34,20 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoice:
-    """The indices and weights, (R, k), that a group of experts is called with; R includes padding."""
+    """The indices and weights, (R, k), that a group of experts is called with; R includes padding.
+
+    Of an indexer the keys and their scores.
+    """
 
     module: str
     step: int
     """Number of the root call since tracing began."""
     call: int
-    """Number of the module's call in the step."""
+    """Number of the module's call in the step; of an indexer, of its choice."""
     indices: Tensor
     weights: Tensor
     selections: tuple[Selection, ...] = ()
-    """Selections since the previous call of experts, in order; empty if `modules` is given."""
+    """Selections since the previous call of experts, in order; empty unless the tracer keeps them."""
 
 
 @dataclass
@@ -53,16 +57,21 @@ class ChoiceTracer(NullHandler):
     choose: Callable[[ExpertChoice], tuple[Tensor, Tensor] | None]
     """Returns other indices and weights for the experts, or None to keep the choice."""
     modules: frozenset[str] | None = None
-    """Paths of the groups of experts; None to find them, and to record selections."""
+    """Paths of the groups of experts and the indexers; None to find them, and to keep selections."""
+    keeps_selections: bool = False
     _selections: list[Selection] = field(default_factory=list)
     _has_experts: bool = False
     _weighted: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By path of the module around it: the path of a group of experts that gets tokens alone, and their number."""
+    _indexers: frozenset[str] = frozenset()
+    """Those of `modules` that are no groups of experts."""
+    _undecided: list[tuple[str, Any, Selection]] = field(default_factory=list)
+    """Results of `torch.topk` in running modules, which choose if they return only integers; with their paths."""
     _running: list[str] = field(default_factory=list)
     """Paths of the running calls, outermost first."""
     _step: int = 0
     _calls: Counter[str] = field(default_factory=Counter)
-    """Choices in this root call, by group of experts in `_weighted`."""
+    """Choices in this root call, by indexer and by group of experts in `_weighted`."""
     _watching: ExitStack = field(default_factory=ExitStack)
     """The hooks on the model."""
     _selecting: ExitStack = field(default_factory=ExitStack)
@@ -76,6 +85,11 @@ class ChoiceTracer(NullHandler):
         """
         self._has_experts = any(map(_holds_experts, model.modules()))
         self._weighted = dict(_list_weighted(model))
+        self._indexers = frozenset(
+            path
+            for path, module in model.named_modules()
+            if path in (self.modules or ()) and not _holds_experts(module)
+        )
         with self._watching, self._selecting:
             self._watching.enter_context(ModuleTracer(self).attached(model))
             yield
@@ -85,10 +99,10 @@ class ChoiceTracer(NullHandler):
         site, arguments = active.call.site, active.arguments
         if active.call.caller is None:
             self._step = site.step
-            for of_call in (self._selections, self._running, self._calls):
+            for of_call in (self._selections, self._running, self._calls, self._undecided):
                 of_call.clear()
             self._selecting.close()  # of a root call that ended by an exception
-            if self.modules is None or self._weighted:
+            if self._keeps or self._weighted or self._indexers:
                 self._selecting.enter_context(FunctionMode(self._call_function))
         self._running.append(site.module)
         if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
@@ -102,9 +116,17 @@ class ChoiceTracer(NullHandler):
             arguments[indices], arguments[weights] = chosen
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Return the output unchanged."""
-        while self._running and self._running.pop() != active.call.site.module:
+        """Handle the choices of an indexer, and return the output unchanged."""
+        module = active.call.site.module
+        while self._running and self._running.pop() != module:
             pass  # calls that ended by an exception
+        own = [one for one in self._undecided if one[0] == module]
+        if own:
+            self._undecided = [one for one in self._undecided if one[0] != module]
+            if isinstance(output, Tensor) and not output.is_floating_point():
+                self._has_experts = True
+                for _, result, selection in own:
+                    self._choose_at(module, result, selection)
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
@@ -127,8 +149,19 @@ class ChoiceTracer(NullHandler):
                 experts = self._find_weighted(scores.shape[-1])
                 if experts is not None and func in _SELECTING:
                     return self._choose_at(experts, result, selection)
-                self._selections.append(selection)
+                if self._keeps:
+                    self._selections.append(selection)
+                running = self._running[-1] if self._running else ""
+                if func in _SELECTING and result.indices.shape[:-1] == scores.shape[:-1]:
+                    if running in self._indexers:
+                        return self._choose_at(running, result, selection)
+                    if self.modules is None and running:
+                        self._undecided.append((running, result, selection))
         return result
+
+    @property
+    def _keeps(self) -> bool:
+        return self.modules is None or self.keeps_selections
 
     def _find_weighted(self, num_scores: int) -> str | None:
         """Return the path of the group of experts whose running router has this number of scores."""
@@ -139,7 +172,9 @@ class ChoiceTracer(NullHandler):
         return None
 
     def _choose_at(self, experts: str, result: Any, selection: Selection) -> Any:  # noqa: ANN401 - of torch.topk
-        """Handle the choice of a router, and return its result."""
+        """Handle the choice of a router or an indexer, and return its result; choosing all is no choice."""
+        if selection.count >= selection.scores.shape[1]:
+            return result
         call = self._calls[experts]
         self._calls[experts] += 1
         values, indices = result

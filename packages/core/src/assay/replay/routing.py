@@ -1,4 +1,4 @@
-"""Choices of expert routers between nearly equal scores, which noise alone changes.
+"""Choices of routers and indexers between nearly equal scores, which noise alone changes.
 
 In a replay, the rows of such a choice are left out. In a free run, errors inherited from earlier layers
 change the order of nearly equal scores, and another expert computes the token. The difference is far above
@@ -109,8 +109,10 @@ def find_scores(indices: Tensor, siblings: dict[str, Tensor]) -> str | None:
         if scores.is_floating_point() and scores.ndim == 2 and indices.ndim == 2:
             num_rows, k = indices.shape
             if scores.shape[0] == num_rows and scores.shape[1] > k:
-                top = scores.double().topk(k, dim=-1).indices.sort(-1).values
-                if bool((top == indices.sort(-1).values).all(-1).float().mean() > _MOSTLY):
+                values, top = scores.double().topk(k, dim=-1)
+                decided = values[:, -1] > -torch.inf  # else masked keys fill the row in any order
+                alike = (top.sort(-1).values == indices.sort(-1).values).all(-1)[decided]
+                if bool(alike.float().mean() > _MOSTLY):
                     return name
     return None
 

@@ -60,3 +60,9 @@ def _route(
         return logits, weights * gate.routed_scaling_factor, chosen
 
     gate.forward = forward
+
+
+def keys_of_another_text(model: Any) -> None:
+    """An indexer chooses the keys of another text."""
+    indexer = model.get_submodule("model.layers.0.self_attn.indexer")
+    indexer.register_forward_hook(lambda _module, _args, keys: keys.roll(1, 0))

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import run_in_process
 from packages.core.tests.subsystem.generate import router_plants
+from packages.core.tests.zoo.architectures import Architecture, build_tiny
 
 pytestmark = pytest.mark.long
 
@@ -71,7 +72,7 @@ def test_correct_router_passes_whatever_experts_rounding_exchanges(
     )  # fmt: skip
 
     assert done.verdict["verdict"] == "PASS", done.stdout
-    assert any("another expert" in note for note in done.verdict["notes"])
+    assert any("chose other experts" in note for note in done.verdict["notes"])
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,21 @@ def test_rows_in_the_order_of_experts_pass_beside_padding(tmp_path: Path) -> Non
     )  # fmt: skip
 
     assert done.verdict["verdict"] == "PASS", done.stdout
+
+
+def test_keys_that_rounding_exchanges_pass_and_a_wrong_indexer_fails(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(1)
+        made = build_tiny(Architecture("deepseek_v32", "DeepseekV32ForCausalLM"))
+        made.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    check = "check", "generate", tmp_path / "model", "--candidate", "cpu/bfloat16"
+
+    clean = run_in_process(tmp_path / "run", *check, "--reference", "cpu/float32", *SIZES)
+    assert clean.verdict["verdict"] == "PASS", clean.stdout
+    assert any("chose other experts or keys" in note for note in clean.verdict["notes"])
+
+    golden, plant = tmp_path / "run/golden", f"{PLANTS}:keys_of_another_text"
+    wrong = run_in_process(
+        tmp_path / "wrong", *check, "--golden", golden, "--candidate-setup", plant
+    )
+    assert wrong.verdict["location"]["module"] == "model.layers.0.self_attn.indexer"

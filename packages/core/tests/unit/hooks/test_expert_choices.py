@@ -174,6 +174,44 @@ def test_router_of_experts_that_get_tokens_alone_returns_the_handler_s_choice() 
     assert torch.equal(changed, tokens + model.get_submodule("layers.1")(tokens))
 
 
+class Indexer(nn.Module):
+    """Chooses two keys for each query, as the indexer of DeepSeek V3.2."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.topk(min(2, scores.shape[-1]), dim=-1).indices.int()
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Linear(8, 8)
+        self.indexer = Indexer()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        scores = self.norm(input_ids.float())
+        scores.topk(1)  # of no module that returns integers
+        self.indexer(scores[:, :1])  # all of them: no choice
+        keys: Tensor = self.indexer(scores[:, :5])
+        return keys
+
+
+def test_choice_of_an_indexer_is_seen_and_replaced() -> None:
+    watch, model = Watch(), Sparse()
+    with ChoiceTracer(watch.choose).attached(model), torch.no_grad():
+        expected = model(IDS)
+        model(IDS)
+
+    first, second = watch.seen
+    assert (first.module, first.step, first.call, second.step) == ("indexer", 0, 0, 1)
+    assert torch.equal(first.indices, expected)
+    assert torch.equal(first.selections[0].scores, model.norm(IDS.float())[:, :5])
+
+    other = Watch((torch.tensor([[4, 3]] * 3), torch.zeros(3, 2)))
+    with ChoiceTracer(other.choose, frozenset({"indexer"})).attached(model), torch.no_grad():
+        assert model(IDS).tolist() == [[4, 3]] * 3
+    assert torch.equal(other.seen[0].indices, expected)
+
+
 def is_watched(model: nn.Module) -> bool:
     return any(module._forward_pre_hooks for module in model.modules())
 

@@ -102,6 +102,12 @@ def test_no_scores_are_found_where_there_are_none(siblings: dict[str, Tensor]) -
     assert find_scores(CHOSEN, siblings) is None
 
 
+def test_rows_with_fewer_visible_keys_than_are_chosen_decide_nothing() -> None:
+    masked = torch.tensor([[0.1, -torch.inf, -torch.inf]] * 2 + [[0.1, 0.3, 0.2]])
+    assert find_scores(torch.tensor([[0, 2], [0, 1], [1, 2]]), {"a": masked}) == "a"
+    assert find_scores(torch.tensor([[0, 2], [0, 1]]), {"a": masked[:2]}) is None
+
+
 def test_same_experts_in_another_order_are_put_in_order_and_others_are_left() -> None:
     expected = torch.tensor([[0, 1, 2], [0, 1, 2], [3, 1, 0], [0, 1, 2], [0, 1, 2]])
     actual = torch.tensor([[2, 0, 1], [2, 3, 0], [3, 1, 0], [2, 2, 0], [7, 5, 1]])
