@@ -9,6 +9,7 @@ values that are 5 % too large. A clean FAIL and a fault that is not found at its
 import argparse
 import csv
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -24,7 +25,7 @@ import torch
 from torch import nn
 
 import assay
-from assay.errors import AssayError
+from assay.errors import AssayError, UsageError
 from assay.generate.golden import USAGE
 from assay.trace import Trace
 from assay.verdicts import Coverage, Outcome, Verdict
@@ -33,6 +34,8 @@ from packages.core.tests.zoo.architectures import Architecture, build_tiny, list
 # Ten times what most architectures take.
 _MOST_SECONDS = 120
 _INPUTS = {"prompt_length": "8:24", "max_new_tokens": 4}
+# What torch says if code mixes float32 with the dtype of the weights.
+_OF_DTYPE = re.compile(r"dtype|scalar type|BFloat16")
 _PLANT = """
 def plant(model):
     def scale(module, args, output):
@@ -52,6 +55,7 @@ class Row:
     float32: str = ""
     """Outcome of the clean check, or the reason against it."""
     bfloat16: str = ""
+    """The same; "float32 only" if the model's code, which passes in float32, raises in bfloat16."""
     planted: str = ""
     """The module with the fault."""
     found: str = ""
@@ -113,13 +117,15 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
         wide: Verdict | None = None
         try:
             wide = _check(folder, "float32")
-            narrow = _check(folder, "bfloat16")
+            narrow, described = _check_narrow(folder)
+            judged = "bfloat16" if narrow is not None else "float32"
             generator = random.Random(f"{seed} {name}")  # noqa: S311 - reproducible
-            module = draw_module(model, _list_called(folder / "bfloat16"), generator)
-            if narrow.verdict is Outcome.FAIL or module is None:
-                return Row(name, _describe(wide), _describe(narrow))
+            module = draw_module(model, _list_called(folder / judged, judged), generator)
+            clean = narrow or wide
+            if clean.verdict is Outcome.FAIL or module is None:
+                return Row(name, _describe(wide), described)
             (folder / "plant.py").write_text(_PLANT.format(module=module))
-            wrong = _check(folder, "bfloat16", setup=f"{folder / 'plant.py'}:plant")
+            wrong = _check(folder, judged, setup=f"{folder / 'plant.py'}:plant")
         except AssayError as error:
             refusal = f"refused: {_first_line(error)}"
             return Row(name, refusal) if wide is None else Row(name, _describe(wide), refusal)
@@ -131,12 +137,23 @@ def check_architecture(architecture: Architecture, seed: int) -> Row:
     if wrong.diagnosis == "representation-difference":
         place_found = next((module for note in wrong.notes if module in note), None)
     found = place_found or f"{wrong.verdict.value} {wrong.location or ''}".strip()
-    return Row(name, _describe(wide), _describe(narrow), module, found)
+    return Row(name, _describe(wide), described, module, found)
 
 
-def _list_called(run: Path) -> list[str]:
+def _check_narrow(folder: Path) -> tuple[Verdict | None, str]:
+    """Check in bfloat16. Returns: the verdict and its description; None if the model's own code raises in it."""
+    try:
+        verdict = _check(folder, "bfloat16")
+    except UsageError as error:
+        if not _OF_DTYPE.search(str(error)):
+            raise
+        return None, f"float32 only: {_first_line(error)}"
+    return verdict, _describe(verdict)
+
+
+def _list_called(run: Path, dtype: str) -> list[str]:
     """Return the modules that the reference called: others read the weights of some."""
-    usage: Any = Trace.open(run / "golden" / "bfloat16").attachment_json(USAGE)
+    usage: Any = Trace.open(run / "golden" / dtype).attachment_json(USAGE)
     called: list[str] = usage["called"]
     return called
 

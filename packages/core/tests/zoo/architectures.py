@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from assay.generate.generation_loop import generate
+from assay.generate.run_plan import plan_inputs
+from assay.generate.spec import InputOptions
+from assay.models import load_model
+
 # More parameters take more than a second for each check.
-MOST_PARAMETERS = 20_000_000
+MOST_PARAMETERS = 30_000_000
 
 _LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|depth")
 _KV_HEADS = re.compile(r".*(key_value|kv)_heads|multi_query_group_num|num_kv_heads")
 # Largest value of a whole number in a configuration, by its name: the first pattern decides.
 _SIZES = (
-    (r"vocab_size(_per_layer_input)?", 384),
+    (r"(.+_)?vocab_size(_per_layer_input)?|n_words", 384),
+    (r"upsample_groups", 64),
+    (r"num_groups", 8),
     (r"num_kv_shared_layers", 0),
     (r"num_feat_extract_layers", 99),  # those of the convolutions, whose settings are lists
     (_LAYERS.pattern, 2),
@@ -28,15 +36,19 @@ _SIZES = (
     (r"(attn|attention|expert)_layer_offset", 1),
     (r".*lora_rank", 16),
     (r".*(intermediate|ffn|feed_?forward|mlp|inner)_?(size|dim|hidden_size)|d_ff|n_inner", 128),
-    (r".*experts_per_tok|moe_k|.*top_?k(_experts)?", 2),
+    (r".*experts_per_tok(en)?|moe_k|.*top_?k(_experts)?", 2),
     (r"(num|n)_.*experts|moe_num_experts", 4),
-    (r"n_group|topk_group", 1),
-    (r".*(hidden|embed|embedding|model|projection|width|output)_?(size|dim|embd)?|d_model|n_embd|dim", 64),
+    (r"n_group|topk_group|num_expert_group", 1),
+    (r".*(hidden|embed|embedding|model|projection|width|output)_?(size|dim|embd)?|d_model|n_embd|(emb_)?dim", 64),
     (r"image_size", 32),
     (r"patch_size", 8),
     (r"mm_tokens_per_image", 4),
     (r".*(codebook|bins)_size", 64),
 )  # fmt: skip
+_WIDTHS = re.compile(
+    r".*(hidden|embed|embedding|model|projection|intermediate|feature|ffn|neck|fusion)_?(sizes?|dims?)"
+    r"|.*channels|d_model|dim|width"
+)
 _TOKENS = re.compile(r".*token_(id|index)")
 _MEDIA_TOKENS = re.compile(r"(image|video|audio)_token_(id|index)")
 # With the usual range of 0.02 a narrow model hardly depends on its tokens.
@@ -48,12 +60,20 @@ _REPLACED = {
     "vision_feature_layers": [-2, -1],
     "cross_attention_layers": [1],
     "intermediate_layers_indices": [0],
+    "deepstack_visual_indexes": [0, 1],
+    "insert_layer_id": 0,
     "vision_output_dim": 128,  # of the last layer and one other
     "attention_types": [[["global", "local"], 1]],
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 # Settings that the files of a model state and its class does not.
-_ABSENT = {"vocab_size": 384, "head_dim": 16, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+_ABSENT = {
+    "vocab_size": 384,
+    "head_dim": 16,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 2,
+    "prediction_length": 8,
+}
 _FIRST_TOKENS = {
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -129,23 +149,17 @@ def build_tiny(architecture: Architecture) -> nn.Module:
     raise ValueError(problems[0])
 
 
-@torch.no_grad()
 def _reads_inputs(model: Any) -> bool:
-    """Return True if the model accepts an image, or a text and a further token: settings may exclude each other."""
-    parameters = inspect.signature(model.forward).parameters
-    ids = torch.arange(3, 11)[None]
-    inputs = {name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters}
-    if not inputs:
-        size = getattr(model.config, "image_size", None) or 64
-        sides = size if isinstance(size, list | tuple) else (size, size)
-        inputs = {"pixel_values": torch.zeros(1, getattr(model.config, "num_channels", 3), *sides)}
-    try:
-        cache = getattr(model(**inputs), "past_key_values", None)
-        if cache is not None and "past_key_values" in parameters:
-            model(**inputs, past_key_values=cache)
-    except Exception:  # noqa: BLE001 - each class refuses in its own way
-        return False
-    return True
+    """Return True if assay finds inputs that the model takes: settings may exclude each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        try:
+            loaded = load_model(folder, dtype="float32")
+            plan = plan_inputs(InputOptions(prompt_length="8:24", max_new_tokens=4), loaded)
+            generate(loaded, plan.batches[0])
+        except Exception:  # noqa: BLE001 - the check of the first model names the error
+            return False
+    return loaded.media_token_id is None or any(batch.holds_media for batch in plan.batches)
 
 
 def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
@@ -155,16 +169,35 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     yield {**reduced, "pad_token_id": 0}  # some have none, and need it
     # Two layers may lack a kind of layer that the code expects.
     yield _with_numbers(reduced, _LAYERS, 4)
-    # A cache needs a layer of attention.
     first, *_ = getattr(config_class(), "layer_types", None) or ["full_attention"]
     yield {**reduced, "layer_types": [first, "full_attention"]}
     yield {**reduced, "attn_layer_indices": [1]}
     yield _with_numbers(reduced, _KV_HEADS, 4)  # latent attention has as many as queries
     yield {**reduced, "num_heads": 8}  # of a state that is twice as wide
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
+    for divisor in (8, 2):
+        yield _divide_widths(config_class().to_dict(), divisor)
     kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
     yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
     yield {}
+
+
+def _divide_widths(settings: dict[str, Any], divisor: int) -> dict[str, Any]:
+    """Return settings whose widths have the ratios that they had."""
+
+    def divide(name: object, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: divide(key, one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [divide(name, one) for one in value]
+        if type(value) is not int or not isinstance(name, str):
+            return value
+        if name in ("image_size", "vocab_size"):
+            return min(value, {"image_size": 224, "vocab_size": 384}[name])
+        is_width = value >= 8 * divisor and value % divisor == 0 and _WIDTHS.fullmatch(name)
+        return value // divisor if is_width else value
+
+    return {name: divide(name, value) for name, value in settings.items()}
 
 
 def _with_numbers(settings: dict[str, Any], names: re.Pattern[str], number: int) -> dict[str, Any]:
@@ -199,7 +232,18 @@ def reduce_settings(config_class: type[Any]) -> dict[str, Any]:
             reduced = _reduce_value(name, value)
             if reduced is not None:
                 settings[name] = reduced
+    kinds = [*dict.fromkeys(getattr(config, "layer_types", None) or [])]
+    if len(kinds) > 1 and _num_kinds(config_class, settings) == 1:
+        settings["layer_types"] = kinds[:2]  # a cache needs a layer of attention
     return settings
+
+
+def _num_kinds(config_class: type[Any], settings: dict[str, Any]) -> int:
+    """Count the kinds of layers with these settings; 0 if they are refused."""
+    try:
+        return len({*config_class(**settings).layer_types})
+    except Exception:  # noqa: BLE001 - each class refuses in its own way
+        return 0
 
 
 def _reads_sections(config_class: type[Any]) -> bool:
@@ -213,12 +257,12 @@ def _reads_sections(config_class: type[Any]) -> bool:
 
 def _reduce_value(name: str, value: object) -> object:
     """Return a smaller value of a setting; None to keep it."""
-    if name in _REPLACED:
-        return _REPLACED[name]
+    if name in _REPLACED or value is None:
+        return {**_ABSENT, **_REPLACED}.get(name)
     if isinstance(value, dict) and "mrope_section" in value:
-        return {**value, "mrope_section": [2, 3, 3]}  # half of a head
-    if value is None:
-        return _ABSENT.get(name)
+        half = int(8 * value.get("partial_rotary_factor", 1))  # of a head
+        side = 3 * half // 8
+        return {**value, "mrope_section": [half - 2 * side, side, side]}
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
@@ -228,7 +272,9 @@ def _reduce_value(name: str, value: object) -> object:
 
 
 def _reduce_stages(name: str, values: Sequence[int]) -> list[int] | None:
-    """Return smaller values of the stages of a tower; None to keep them."""
+    """Return smaller values of the stages of a tower, or the sides of an image; None to keep them."""
+    if re.fullmatch(r"(image|img|crop)_size", name):
+        return [min(one, 64) for one in values]
     if re.fullmatch(r"(num_)?(depths|hidden_layers|layers|blocks)", name):
         return [1] * len(values)
     if re.fullmatch(r"(num_)?(attention_)?heads", name):
