@@ -33,8 +33,9 @@ from assay.models.image_processing import (
     load_image_processing,
 )
 
-# Samples of a sound: a quarter of a second at 16 kHz. Frames of a spectrogram: a second.
-_NUM_SAMPLES, _NUM_FRAMES = 4000, 100
+# Samples of a sound: a quarter of a second at 16 kHz. Frames of a spectrogram: nearly a second, a multiple of the
+# usual factors of subsampling.
+_NUM_SAMPLES, _NUM_FRAMES = 4000, 96
 
 
 def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
@@ -146,13 +147,17 @@ def find_media(loaded: LoadedModel) -> tuple[Media, ...]:
 
 def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
     """Yield the tensors of one row of the argument `name`."""
-    if "spatial_shapes" in inspect.signature(model.forward).parameters:
-        yield from _flattened_patches(_Settings(model).read)
+    arguments = inspect.signature(model.forward).parameters
+    read = _Settings(model).read
+    for sizes in _packed_images(name, read, arguments):
+        yield sizes[0]
     for shape in _likely_shapes(name, model):
         media = Media(name, (1, *shape))
-        if _PATCH_MASK in inspect.signature(model.forward).parameters:
+        if _PATCH_MASK in arguments:
             yield media, _mask_patches(model, shape)
         yield (media,)
+    for sizes in _likely_images(read, arguments):
+        yield sizes[0]
 
 
 _PATCH_MASK = "bool_masked_pos"
@@ -187,11 +192,13 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
         yield (4 * _NUM_SAMPLES,)  # some pool over many frames
         yield read("audio_channels") or 1, _NUM_SAMPLES
     elif name in ("input_features", "audio_features", "features"):
-        width = read("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")
+        keys = (
+            "num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_dim", "input_size",
+        )  # fmt: skip
         positions = read("max_source_positions")
-        if width is not None and positions is not None:
-            yield width, 2 * positions
-        if width is not None:
+        for width in filter(None, map(read, keys)):
+            if positions is not None:
+                yield width, 2 * positions
             yield _NUM_FRAMES, width
 
 
@@ -253,7 +260,7 @@ def _with_images(
     ]
     ways: list[Callable[[], Iterator[InsertedMedia]]] = [
         partial(_sized_images, model, sizes, placeholder)
-        for sizes in _likely_images(model, arguments)
+        for sizes in _likely_images(_Settings(model).read, arguments)
     ]
     if isinstance(processing, ImageProcessing):
         ways.insert(0, partial(_processed_images, processing, arguments))
@@ -382,52 +389,86 @@ def _try_images(
 _SOUND = "input_features"
 
 
-def _likely_images(
-    model: Any,  # noqa: ANN401 - as `_Settings`
-    arguments: Mapping[str, object],
+def _packed_images(
+    name: str, read: Callable[..., Any], arguments: Mapping[str, object]
 ) -> Iterator[list[tuple[Media, ...]]]:
-    """Yield the tensors of one image, for several sizes, in each form that a model may take."""
-    read = _Settings(model).read
-    if "pixel_values" not in arguments:
-        yield from _likely_sounds(read, arguments)
-        return
+    """Yield the tensors of one image as patches, for several sizes; nothing for a model that takes whole images."""
     channels = read("num_channels", "in_channels", "in_chans") or 3
-    height, width = _image_size(read)
-    patch = read("patch_size") or 14
-    patch = patch if isinstance(patch, int) else patch[-1]
-    merge = read("spatial_merge_size", "merge_size", "merge_kernel_size") or 2
-    merge = merge if isinstance(merge, int) else merge[-1]
-    grid = next((name for name in arguments if name.startswith("image_grid")), None)
+    patch, merge = _patch_size(read), _merge_size(read)
+    grid = next((one for one in arguments if _GRID.fullmatch(one)), None)
     if grid is not None:
         depth = read("temporal_patch_size") or 1
         # Unequal axes: positions along height and width cannot be swapped.
         sizes = [(2 * merge, 3 * merge), (4 * merge, merge)]
         merges = [
-            Media(name, (1,), numbers=(merge,)) for name in arguments if name == "image_merge_sizes"
+            Media(one, (1,), numbers=(merge,)) for one in arguments if one.endswith("merge_sizes")
         ]
         for of_patch in ((channels * depth * patch**2,), (channels, patch, patch)):
             yield [
                 (
-                    Media("pixel_values", (high * wide, *of_patch)),
+                    Media(name, (high * wide, *of_patch)),
                     _numbers(grid, [1, high, wide][-3 if grid.endswith("thw") else -2 :]),
                     *merges,
                 )
                 for high, wide in sizes
             ]
-        return
-    if "target_sizes" in arguments:
+    elif "target_sizes" in arguments:
         sizes = [(8, 12), (16, 8)]  # a tower that merges twice needs multiples of four
         yield [
             (
-                Media("pixel_values", (1, channels, patch, high * wide * patch), layout="strip"),
+                Media(name, (1, channels, patch, high * wide * patch), layout="strip"),
                 _numbers("target_sizes", (high, wide)),
             )
             for high, wide in sizes
         ]
+    elif "spatial_shapes" in arguments:
+        unit = read("downsample_factor") or 2
+        yield [
+            (
+                Media(name, (1, high * wide, channels * patch**2)),
+                _numbers("spatial_shapes", (high, wide)),
+                Media("pixel_attention_mask", (1, high * wide), numbers=(1,)),
+            )
+            for high, wide in ((2 * unit, 3 * unit), (4 * unit, unit))
+        ]
+    elif "pixel_position_ids" in arguments:
+        unit = read("pooling_kernel_size") or 1
+        high, wide = 2 * unit, 3 * unit
+        places = [place for number in range(high * wide) for place in divmod(number, wide)[::-1]]
+        yield [
+            (
+                Media(name, (1, high * wide, channels * patch**2)),
+                Media("pixel_position_ids", (1, high * wide, 2), numbers=tuple(places)),
+            )
+        ]
+
+
+def _patch_size(read: Callable[..., Any]) -> int:
+    patch = read("patch_size") or 14
+    return patch if isinstance(patch, int) else int(patch[-1])
+
+
+def _merge_size(read: Callable[..., Any]) -> int:
+    merge = read("spatial_merge_size", "merge_size", "merge_kernel_size") or 2
+    return merge if isinstance(merge, int) else int(merge[-1])
+
+
+_GRID = re.compile(r"(image_)?grid_(thw|hws?)")
+
+
+def _likely_images(
+    read: Callable[..., Any], arguments: Mapping[str, object]
+) -> Iterator[list[tuple[Media, ...]]]:
+    """Yield the tensors of one image, for several sizes, in each form that a model may take."""
+    if "pixel_values" not in arguments:
+        yield from _likely_sounds(read, arguments)
         return
-    if "spatial_shapes" in arguments:
-        yield _flattened_patches(read)
+    packed = [*_packed_images("pixel_values", read, arguments)]
+    if packed:
+        yield from packed
         return
+    channels = read("num_channels", "in_channels", "in_chans") or 3
+    height, width = _image_size(read)
     plain = Media("pixel_values", (1, channels, height, width))
     if "image_sizes" in arguments and (grids := read("image_grid_pinpoints")):
         yield [
@@ -447,7 +488,7 @@ def _likely_images(
         ]
     yield [(plain,)]
     if "image_sizes" in arguments:
-        unit = patch * merge
+        unit = _patch_size(read) * _merge_size(read)
         sizes = [(2 * unit, 3 * unit), (4 * unit, unit)]
         yield [
             (replace(plain, shape=(1, channels, *size)), _numbers("image_sizes", size))
@@ -483,20 +524,6 @@ def _likely_images(
             for num_tiles in (1, 2)
         ]
     yield [(of_row,)]
-
-
-def _flattened_patches(read: Callable[..., Any]) -> list[tuple[Media, ...]]:
-    """Return the tensors of images of two sizes as rows of patches."""
-    width = (read("num_channels") or 3) * read("patch_size") ** 2
-    unit = read("downsample_factor") or 2
-    return [
-        (
-            Media("pixel_values", (1, high * wide, width)),
-            _numbers("spatial_shapes", (high, wide)),
-            Media("pixel_attention_mask", (1, high * wide), numbers=(1,)),
-        )
-        for high, wide in ((2 * unit, 3 * unit), (4 * unit, unit))
-    ]
 
 
 def _likely_sounds(

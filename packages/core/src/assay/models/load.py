@@ -434,10 +434,11 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
 
 def _decoder_start(module: Any) -> tuple[int, ...]:  # noqa: ANN401 - as `_describe`
     """Return the first ids of the decoder; () without one, or if a classifier gives it the text."""
-    has_scores = "labels" in inspect.signature(module.forward).parameters
-    if not getattr(module.config, "is_encoder_decoder", False) or (
-        has_scores and not module.can_generate()
-    ):
+    parameters = inspect.signature(module.forward).parameters
+    is_pair = (
+        getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters
+    )
+    if not is_pair or ("labels" in parameters and not module.can_generate()):
         return ()
     settings = (getattr(module, "generation_config", None), module.config)
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -475,7 +476,10 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     """
     parameters = inspect.signature(module.forward).parameters
     if "input_ids" not in parameters:
-        return str(getattr(module, "main_input_name", ""))
+        named = getattr(module, "main_input_name", "")
+        names = [named] if isinstance(named, str) else named
+        # The default of transformers is no argument of a tower.
+        return next((name for name in (*names, *parameters) if name in parameters), "")
     known = [name for name in _MEDIA if name in parameters]
     is_mixed = any(_TOKENS_OF_MEDIA.fullmatch(key) for key in vars(module.config))
     return known[0] if known and not is_mixed and not module.can_generate() else ""

@@ -15,11 +15,15 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    Gemma4VisionConfig,
+    Gemma4VisionModel,
     LightGlueConfig,
     LightGlueForKeypointMatching,
     PreTrainedModel,
     RTDetrConfig,
     RTDetrForObjectDetection,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
     SiglipVisionConfig,
     SiglipVisionModel,
     TrOCRConfig,
@@ -38,8 +42,13 @@ from transformers import (
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+)
 
 from assay.media import find_media
+from assay.models import load_model
 from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import Finished
 
@@ -117,6 +126,11 @@ def rolled_cross_cache(model):
         return forward(*args, **kwargs)
 
     decoder.forward = changed
+
+
+def scaled_output(model):
+    layer = model.blocks[1].attn.proj
+    layer.register_forward_hook(lambda module, args, output: 1.05 * output)
 
 
 def scaled_convolution(model):
@@ -230,6 +244,72 @@ def test_size_and_number_of_images_are_those_that_the_model_takes(
     )
     (media,) = find_media(loaded)
     assert (media.name, media.shape) == ("pixel_values", shape)
+
+
+TOWER: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "patch_size": 8,
+    "window_size": 32,
+    "fullatt_block_indexes": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "expected"),
+    [
+        # Patches of 3 channels, 2 frames and 8 x 8 pixels: 4 x 6 of them, which are merged 2 x 2.
+        (
+            Qwen2_5_VisionTransformerPretrainedModel,
+            Qwen2_5_VLVisionConfig(**TOWER),
+            {"hidden_states": (24, 384), "grid_thw": (1, 3)},
+        ),
+        (
+            Siglip2VisionModel,
+            Siglip2VisionConfig(**LAYERS, patch_size=8, num_patches=16),
+            {
+                "pixel_values": (1, 24, 192),
+                "spatial_shapes": (1, 2),
+                "pixel_attention_mask": (1, 24),
+            },
+        ),
+        # Pooled 3 x 3.
+        (
+            Gemma4VisionModel,
+            Gemma4VisionConfig(**LAYERS, head_dim=16, num_key_value_heads=4, patch_size=8),
+            {"pixel_values": (1, 54, 192), "pixel_position_ids": (1, 54, 2)},
+        ),
+    ],
+)
+def test_tower_gets_the_patches_of_an_image(
+    kind: type[PreTrainedModel], config: Any, expected: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    loaded = load_model(str(save(tmp_path / "model", kind, config)), dtype="float32")
+
+    assert {media.name: media.shape for media in find_media(loaded)} == expected
+
+
+@pytest.mark.parametrize(
+    ("plant", "module"), [(None, None), ("scaled_output", "blocks.1.attn.proj")]
+)
+def test_fault_in_a_tower_is_found(
+    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+) -> None:
+    config = Qwen2_5_VLVisionConfig(**TOWER)
+    model = save(tmp_path / "model", Qwen2_5_VisionTransformerPretrainedModel, config)
+    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+
+    run = assay("check", "generate", model, *RUNS, *setup)
+
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
+    else:
+        assert run.code == 1, run.stdout
+        assert run.verdict["location"]["module"] == module
 
 
 def test_wrong_vector_of_masked_patches_is_found(assay: RunAssay, tmp_path: Path) -> None:
