@@ -151,6 +151,8 @@ def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
     read = _Settings(model).read
     for sizes in _packed_images(name, read, arguments):
         yield sizes[0]
+    if name == "past_values":
+        yield _make_series(name, read, arguments)
     for shape in _likely_shapes(name, model):
         media = Media(name, (1, *shape))
         if _PATCH_MASK in arguments:
@@ -158,6 +160,26 @@ def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
         yield (media,)
     for sizes in _likely_images(read, arguments):
         yield sizes[0]
+
+
+def _make_series(
+    name: str, read: Callable[..., Any], arguments: Mapping[str, object]
+) -> tuple[Media, ...]:
+    """Return the tensors of one time series, with the arguments that a model has beside it."""
+    length = (read("context_length") or _NUM_FRAMES) + max(read("lags_sequence") or [0])
+    ahead, num_features = read("prediction_length") or 1, read("num_time_features") or 0
+    num_channels, size = read("num_input_channels"), read("input_size") or 1
+    channels = (num_channels or size,) if num_channels or size > 1 else ()
+    past = (1, length, *channels)
+    others = (
+        Media("past_time_features", (1, length, num_features), numbers=(1,)),
+        Media("past_observed_mask", past, numbers=(1,)),
+        Media("past_values_padding", past, numbers=(0,)),
+        Media("freq", (1, 1), numbers=(0,)),
+        Media("future_values", (1, ahead, *channels)),
+        Media("future_time_features", (1, ahead, num_features), numbers=(1,)),
+    )
+    return Media(name, past), *(one for one in others if one.name in arguments)
 
 
 _PATCH_MASK = "bool_masked_pos"

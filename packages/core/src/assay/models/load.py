@@ -267,7 +267,7 @@ def _describe(
         max_positions=_max_positions(config, module),
         pad_token_id=pad_token_id,
         eos_token_ids=eos_token_ids,
-        can_generate=bool(module.can_generate()),
+        can_generate=bool(module.can_generate()) and not _scores_frames(module),
         decoder_start=_decoder_start(module),
         media_input=_media_input(module),
         media_token_id=_media_token_id(module.config),
@@ -444,6 +444,13 @@ def _decoder_start(module: Any) -> tuple[int, ...]:  # noqa: ANN401 - as `_descr
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     found = (getattr(one, name, None) for name in names for one in settings)
     return (next((id_ for id_ in found if isinstance(id_, int)), 0),)
+
+
+def _scores_frames(module: nn.Module) -> bool:
+    """Return True for a model of CTC, whose `generate` only takes the best token of each frame."""
+    from transformers.models.auto import modeling_auto
+
+    return type(module).__name__ in modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES.values()
 
 
 def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:

@@ -26,6 +26,8 @@ from transformers import (
     Siglip2VisionModel,
     SiglipVisionConfig,
     SiglipVisionModel,
+    TimeSeriesTransformerConfig,
+    TimeSeriesTransformerModel,
     TrOCRConfig,
     VideoMAEConfig,
     VideoMAEForPreTraining,
@@ -131,6 +133,10 @@ def rolled_cross_cache(model):
 def scaled_output(model):
     layer = model.blocks[1].attn.proj
     layer.register_forward_hook(lambda module, args, output: 1.05 * output)
+
+
+def scaled_layer(model):
+    model.decoder.layers[1].fc2.register_forward_hook(lambda module, args, output: 1.05 * output)
 
 
 def scaled_convolution(model):
@@ -307,6 +313,37 @@ def test_fault_in_a_tower_is_found(
     if plant is None:
         assert run.code == 0, run.stdout
         assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
+    else:
+        assert run.code == 1, run.stdout
+        assert run.verdict["location"]["module"] == module
+
+
+@pytest.mark.parametrize(
+    ("plant", "module"), [(None, None), ("scaled_layer", "decoder.layers.1.fc2")]
+)
+def test_fault_in_a_model_of_time_series_is_found(
+    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+) -> None:
+    config = TimeSeriesTransformerConfig(
+        context_length=12, prediction_length=4, lags_sequence=[1, 2], num_time_features=3
+    )
+    model = save(tmp_path / "model", TimeSeriesTransformerModel, config)
+    loaded = load_model(str(model), dtype="float32")
+    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+
+    run = assay("check", "generate", model, *RUNS, *setup)
+
+    # The encoder sees 12 values, each with those of 1 and 2 steps before it.
+    assert {media.name: media.shape for media in find_media(loaded)} == {
+        "past_values": (1, 14),
+        "past_time_features": (1, 14, 3),
+        "past_observed_mask": (1, 14),
+        "future_values": (1, 4),
+        "future_time_features": (1, 4, 3),
+    }
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert run.verdict["coverage"]["not_run_parts"] == {}
     else:
         assert run.code == 1, run.stdout
         assert run.verdict["location"]["module"] == module
