@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from assay.inputs import (
     ModelLimits,
     Prompt,
     PromptLine,
+    draw_media,
     insert_media,
     join_media,
     limits_of,
@@ -222,6 +224,83 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
             if positions is not None:
                 yield width, 2 * positions
             yield _NUM_FRAMES, width
+
+
+@torch.no_grad()
+def with_additions(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> ModelLimits:
+    """Return the limits with tensors beside the tokens that the model needs, or with which more of it runs.
+
+    Without values (an outline) there are none. run: tries them on the model.
+    """
+    model: Any = loaded.model
+    arguments = inspect.signature(model.forward).parameters
+    known = [
+        one
+        for one in _likely_additions(_Settings(model).read)
+        if all(media.name in arguments and None not in media.shape for media in one)
+    ]
+    if next(model.parameters()).is_meta or not known:
+        return limits
+    plain = _list_called(loaded, limits, run, ())
+    called = [_list_called(loaded, limits, run, one) for one in known]
+    if not plain:
+        needed = next((one for one, names in zip(known, called, strict=True) if names), ())
+        return replace(limits, media=needed)
+    found = (one for one, names in zip(known, called, strict=True) if names - plain)
+    added = tuple(chain.from_iterable(found))
+    # Further outputs, such as scores of entities, have to come with every batch.
+    return replace(limits, optional=added) if loaded.can_generate else replace(limits, media=added)
+
+
+def _likely_additions(read: Callable[..., Any]) -> Iterator[tuple[Media, ...]]:
+    """Yield tensors that belong to one text: states of an encoder, regions of an image, places on a page."""
+    width = read("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size")
+    yield (Media("encoder_hidden_states", (1, 6, width)),)
+    yield (Media("visual_embeds", (1, 4, read("visual_embedding_dim"))),)
+    yield (
+        Media("visual_feats", (1, 4, read("visual_feat_dim"))),
+        Media("visual_pos", (1, 4, read("visual_pos_dim"))),
+    )
+    yield (Media("bbox", (1, 4), layout="token"),)
+    mentions = Media("entity_position_ids", (1, 2, 2), numbers=(0, 1, 2, -1))
+    yield Media("entity_ids", (1, 2), numbers=(1, 2)), mentions
+    # The first token of a text attends to all others.
+    yield (Media("global_attention_mask", (1,), numbers=(1,), layout="token"),)
+
+
+def _list_called(
+    loaded: LoadedModel,
+    limits: ModelLimits,
+    run: Callable[[LoadedModel, Batch], object],
+    media: tuple[Media, ...],
+) -> set[str]:
+    """Return the modules that run with these tensors next to a text; none if the model raises."""
+    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
+    row = (token,) * 4
+    batch = Batch(
+        0,
+        (row,),
+        (0,),
+        loaded.pad_token_id,
+        2 if loaded.can_generate else 0,
+        media=draw_media(media, 0, (0,), (row,)),
+        decoder_start=limits.decoder_start,
+    )
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, module in loaded.model.named_modules()
+    ]
+    try:
+        run(loaded, batch)
+    except Exception:  # noqa: BLE001 - code of the model
+        return set()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
 
 
 class _Settings:

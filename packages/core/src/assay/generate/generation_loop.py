@@ -11,13 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.generate.golden import LOGITS
 from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, insert_media
-from assay.media import find_input_limits, model_inputs
+from assay.media import find_input_limits, model_inputs, with_additions
 from assay.models import LoadedModel
 from assay.models.config_files import first_line
 from assay.models.image_processing import ImageProcessing
@@ -134,6 +140,7 @@ def limits_of_generation(
     limits = find_input_limits(loaded, processing, generate)
     if loaded.media_input:
         return limits
+    limits = with_additions(loaded, limits, generate)
     if loaded.decoder_start:
         return replace(limits, whole_prefill="the encoder reads it in one call")
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
@@ -234,12 +241,15 @@ def _run(
         outputs = name_outputs(output, loaded.vocab_size if batch.length else 0)
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
+    given = model_arguments or {}
+    if "encoder_hidden_states" in inputs:  # a decoder alone would mix them into its own cache
+        given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with model_code():
         result = model.generate(
             **inputs,
             generation_config=config,
             logits_processor=LogitsProcessorList([*processors, _Count(batch)]),
-            **(model_arguments or {}),
+            **given,
         )
     sequences, steps = (getattr(result, name, None) for name in ("sequences", "logits"))
     if not isinstance(sequences, Tensor) or not isinstance(steps, list | tuple):

@@ -108,7 +108,12 @@ def plan_batches(
             numbers,
             limits.pad_token_id,
             new_tokens,
-            media=draw_media(limits.media, options.seed, numbers),
+            media=draw_media(
+                limits.media or limits.optional * (1 - len(batches) % 2),
+                options.seed,
+                numbers,
+                rows,
+            ),
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
@@ -120,6 +125,11 @@ def plan_batches(
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
+    if limits.optional:
+        names = " and ".join(one.name for one in limits.optional)
+        notes.append(
+            f"every second batch has {names}, without which a part of the model never runs"
+        )
     if limits.no_media:
         notes.append(f"no text holds an image or a sound: {limits.no_media}")
     prompts = [replace(prompt, media=()) for prompt in prompts]
@@ -222,15 +232,24 @@ def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
 
 
 def draw_media(
-    media: Sequence[Media], seed: int, numbers: Sequence[int]
+    media: Sequence[Media], seed: int, numbers: Sequence[int], rows: Sequence[Sequence[int]]
 ) -> tuple[tuple[Media, ...], ...]:
-    """Return an image or sound for each prompt; none for a model of text."""
+    """Return an image or sound for each prompt, and values for each token of its row; none for a model of text."""
     if not media:
         return ()
     return tuple(
-        tuple(one if one.digest else replace(one, seed=seed + number) for one in media)
-        for number in numbers
+        tuple(_of_row(one, seed + number, len(row)) for one in media)
+        for number, row in zip(numbers, rows, strict=True)
     )
+
+
+def _of_row(media: Media, seed: int, length: int) -> Media:
+    """Return the media of a row of this length. Whole numbers of tokens are those of the first ones; others get 0."""
+    if media.layout == "token":
+        given = media.numbers
+        numbers = given and (*given, *[0] * (length - len(given)))
+        media = replace(media, shape=(length, *media.shape[1:]), numbers=numbers)
+    return media if media.digest else replace(media, seed=seed)
 
 
 def _clipped(
@@ -325,7 +344,7 @@ def _long_batch(
         limits.pad_token_id,
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
-        media=draw_media(limits.media, seed, (prompt_number,)),
+        media=draw_media(limits.media, seed, (prompt_number,), (prompt.ids,)),
         decoder_start=limits.decoder_start,
     )
 

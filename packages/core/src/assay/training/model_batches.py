@@ -150,7 +150,7 @@ class _Planner:
             rows = [ids[mask != 0].tolist() for ids, mask in zip(*inputs.values(), strict=True)]
             ids = tuple(tuple(row) if limits.has_tokens else () for row in rows)
             numbers = tuple(number * len(_PLACES) + row for row in range(len(rows)))
-            media = draw_media(limits.media, self.seed, numbers)
+            media = draw_media(limits.media, self.seed, numbers, ids)
             batch = Batch(0, ids, numbers, limits.pad_token_id, 0, media=media)
             inputs = insert_media(batch, limits, self.seed, _PLACES[: len(rows)]).inputs
         if self.loaded.decoder_start:

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 from transformers import (
     BartConfig,
+    BartForCausalLM,
     BartForConditionalGeneration,
+    LongformerConfig,
+    LongformerModel,
     T5Config,
     T5ForConditionalGeneration,
 )
 
+from assay.generate.generation_loop import limits_of_generation
+from assay.models import load_model
 from packages.core.tests.subsystem.commands import Finished
 from packages.core.tests.subsystem.generate.saved_models import save_random
 
@@ -67,6 +72,11 @@ def lost_encoder_mask(model):
 
 def lost_cross_mask(model):
     change_arguments(model.get_decoder(), lambda kwargs: kwargs.update(encoder_attention_mask=None))
+
+
+def scaled_values(model):
+    attention = model.model.decoder.layers[1].encoder_attn
+    attention.v_proj.register_forward_hook(lambda module, args, output: 1.05 * output)
 
 
 def other_row(model):
@@ -166,3 +176,39 @@ def test_other_first_id_of_the_decoder_fails(models: dict[str, Path], assay: Run
 
     assert run.code == 1, run.stdout
     assert run.verdict["diagnosis"] == "inputs-differ"
+
+
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [(None, None), ("scaled_values", "model.decoder.layers.1.encoder_attn.v_proj")],
+)
+def test_decoder_alone_attends_to_states_of_an_encoder(
+    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+) -> None:
+    model = save_random(tmp_path / "model", BartForCausalLM, BART, PLANTS)
+    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+
+    run = assay("check", "generate", model, *RUNS, *SHORT, *setup)
+
+    if plant is None:
+        assert run.code == 0, run.stdout
+        assert run.verdict["coverage"]["not_run_parts"] == {}
+    else:
+        assert run.code == 1, run.stdout
+        assert run.verdict["location"]["module"] == module
+
+
+def test_encoder_gets_the_mask_without_which_a_part_never_runs(tmp_path: Path) -> None:
+    config = LongformerConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        attention_window=8,
+        vocab_size=300,
+    )
+    model = save_random(tmp_path / "model", LongformerModel, config, PLANTS)
+
+    limits = limits_of_generation(load_model(str(model), dtype="float32"))
+
+    assert [one.name for one in limits.media] == ["global_attention_mask"]

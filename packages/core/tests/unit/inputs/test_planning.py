@@ -47,6 +47,27 @@ def test_texts_next_to_images_end_with_the_end_token() -> None:
     assert len({*seeds}) == len(rows)
 
 
+def test_every_second_batch_has_the_optional_tensors() -> None:
+    limits = dataclasses.replace(
+        LIMITS,
+        can_generate=False,
+        optional=(
+            Media("encoder_hidden_states", (1, 6, 8)),
+            Media("global_attention_mask", (1,), numbers=(1,), layout="token"),
+        ),
+    )
+
+    planned = plan(limits)
+
+    assert [len(batch.media) for batch in planned.batches] == [4, 0, 0]
+    inputs = planned.batches[0].inputs
+    assert inputs["encoder_hidden_states"].shape == (4, 6, 8)
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    # The first token of each row, which is padded on the right.
+    assert inputs["global_attention_mask"].tolist() == [[1] + [0] * (max(lengths) - 1)] * 4
+    assert any("without which a part of the model never runs" in one for one in planned.notes)
+
+
 def test_images_alone_have_batches_without_ids() -> None:
     limits = ModelLimits(
         vocab_size=0,
