@@ -73,6 +73,7 @@ _ABSENT = {
     "num_experts_per_tok": 2,
     "num_key_value_heads": 2,
     "prediction_length": 8,
+    "default_language": "en_XX",
 }
 _FIRST_TOKENS = {
     "pad_token_id": 0,

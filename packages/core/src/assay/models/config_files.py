@@ -101,7 +101,7 @@ def first_line(error: BaseException) -> str:
 
 
 Message = Mapping[str, str]
-_NUM_BYTES = 256
+NUM_BYTES = 256
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", _TOKENIZER_CONFIG, "special_tokens_map.json",
@@ -124,18 +124,15 @@ class Tokenizing:
 
 
 def find_tokenizing(
-    folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
+    folder: Path, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
 ) -> Tokenizing:
-    """Return the tokenizer in `folder`, otherwise bytes if the vocabulary is large enough.
-
-    name: the model's name for messages.
-    """
+    """Return the tokenizer in `folder`, otherwise bytes, modulo a small vocabulary."""
     files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
     if files:
         return _own_tokenizer(folder, files, remote_code)
-    if vocab_size >= _NUM_BYTES:
+    if vocab_size >= NUM_BYTES:
         return byte_tokenizer(starts_with_bos=bos_token_id == BOS_ID)
-    return _no_tokenizer(name, vocab_size)
+    return _no_tokenizer(vocab_size)
 
 
 def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
@@ -258,12 +255,11 @@ def _read_template(folder: Path) -> object:
     return read_json_object(file).get(_TEMPLATE) if file.is_file() else None
 
 
-def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
-    def encode(_: str) -> list[int]:
-        raise UsageError(
-            f"model {name} has no tokenizer, and a vocabulary of {vocab_size} is too small for"
-            ' bytes: give prompts as token ids, one {"ids": [...]} a line (--prompts FILE.jsonl)'
-        )
+def _no_tokenizer(vocab_size: int) -> Tokenizing:
+    """Encode bytes modulo the vocabulary: ids that the model takes, but no text."""
+
+    def encode(text: str) -> list[int]:
+        return [byte % vocab_size for byte in text.encode()]
 
     return Tokenizing("none", encode, None, xxhash.xxh3_128_hexdigest(b"none"))
 

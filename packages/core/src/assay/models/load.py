@@ -16,6 +16,7 @@ from torch.nn import functional
 from assay.errors import MachineError, UsageError, name_some
 from assay.models import weight_files
 from assay.models.config_files import (
+    NUM_BYTES,
     Message,
     find_model_class,
     find_tokenizing,
@@ -235,10 +236,11 @@ def _describe(
         config = module.config.get_text_config()
     except ValueError as error:  # a text encoder and a decoder of something else
         raise UsageError(f"{source.reference}: {first_line(error)}") from error
-    vocab_size = getattr(config, "vocab_size", None) or 0
+    # Such as of hashed code points, of any number.
+    without_limit = NUM_BYTES if "input_ids" in inspect.signature(module.forward).parameters else 0
+    vocab_size = getattr(config, "vocab_size", None) or without_limit
     tokenizing = find_tokenizing(
         folder,
-        source.reference,
         vocab_size=vocab_size,
         bos_token_id=getattr(config, "bos_token_id", None),
         remote_code=remote_code,
@@ -246,6 +248,10 @@ def _describe(
     notes = list(_name_unused_code(module, remote_code))
     if tokenizing.kind == "bytes" and source.kind != "micro":
         notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
+    if tokenizing.kind == "none" and vocab_size:
+        notes.append(
+            f"no tokenizer files: the vocabulary is too small for bytes, which are taken modulo {vocab_size}"
+        )
     eos_token_ids = _eos_token_ids(module, config)
     pad_token_id = _pad_token_id(tokenizing.pad_token_id, config, vocab_size, eos_token_ids)
     if name_padding_token(module, pad_token_id):

@@ -53,7 +53,6 @@ def coder_of(model: str, remote_code: RemoteCode = "refuse") -> TextCoder:
         config = load_config(folder, remote_code).get_text_config()
         tokenizing = find_tokenizing(
             folder,
-            model,
             vocab_size=config.vocab_size,
             bos_token_id=getattr(config, "bos_token_id", None),
             remote_code=remote_code,

@@ -31,19 +31,16 @@ def test_tokenizers_that_encode_differently_have_different_hashes() -> None:
     assert len(hashes) == 2
 
 
-def test_small_vocabulary_without_tokenizer_asks_for_ids(tmp_path: Path) -> None:
-    tokenizing = find_tokenizing(
-        tmp_path, "tiny", vocab_size=255, bos_token_id=None, remote_code="refuse"
-    )
+def test_bytes_are_taken_modulo_a_small_vocabulary(tmp_path: Path) -> None:
+    tokenizing = find_tokenizing(tmp_path, vocab_size=90, bos_token_id=None, remote_code="refuse")
     assert tokenizing.kind == "none"
-    with pytest.raises(UsageError, match=r"model tiny has no tokenizer.*give prompts as token ids"):
-        tokenizing.encode("a")
+    assert tokenizing.encode("aZ") == [97 - 90, 0]
 
 
 def test_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match=r"tokenizer\.json\) cannot be loaded"):
-        find_tokenizing(tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse")
+        find_tokenizing(tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse")
 
 
 def write_word_tokenizer(folder: Path, chat_template: str | None = None) -> None:
@@ -61,9 +58,7 @@ def write_word_tokenizer(folder: Path, chat_template: str | None = None) -> None
 
 def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
     write_word_tokenizer(tmp_path)
-    tokenizing = find_tokenizing(
-        tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
-    )
+    tokenizing = find_tokenizing(tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse")
     assert tokenizing.kind == "own"
     assert tokenizing.encode("green red blue") == [3, 2, 1]
     assert tokenizing.pad_token_id == 0
@@ -73,7 +68,7 @@ def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
 def test_layout_of_json_is_no_part_of_the_tokenizer(tmp_path: Path) -> None:
     def hash_here() -> str:
         return find_tokenizing(
-            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+            tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse"
         ).hash
 
     write_word_tokenizer(tmp_path)
@@ -104,7 +99,7 @@ def test_chat_template_is_no_part_of_the_tokenizer(tmp_path: Path, has_own_file:
             values = json.loads(config.read_text()) | {"chat_template": template}
             config.write_text(json.dumps(values))
         tokenizing = find_tokenizing(
-            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+            tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse"
         )
         hashes.add(tokenizing.hash)
         settings.append(record_settings(str(tmp_path)))
@@ -126,9 +121,7 @@ def test_keys_that_move_no_token_are_no_part_of_the_tokenizer(
     config = tmp_path / "tokenizer_config.json"
 
     def facts() -> tuple[str, dict[str, str]]:
-        found = find_tokenizing(
-            tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
-        )
+        found = find_tokenizing(tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse")
         return found.hash, record_tokenizer(str(tmp_path))
 
     before = facts()
@@ -141,9 +134,7 @@ def test_keys_that_move_no_token_are_no_part_of_the_tokenizer(
 def test_chat_template_is_applied(tmp_path: Path) -> None:
     template = "{% for message in messages %}red {{ message.content }} {% endfor %}"
     write_word_tokenizer(tmp_path, template)
-    tokenizing = find_tokenizing(
-        tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
-    )
+    tokenizing = find_tokenizing(tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse")
     assert tokenizing.encode_chat is not None
     assert tokenizing.encode_chat([{"role": "user", "content": "green"}]) == [2, 3]
 
