@@ -451,7 +451,8 @@ def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int
     function = next((one for one in functions if one is not None), None)
     parameter = next(model.parameters())
     inputs = on_model(join_media([tensors]), parameter)
-    if function is None:
+    known = inspect.signature(function).parameters if function is not None else {}
+    if function is None or "input_ids" in known:
         ids = torch.tensor([[0, placeholder, placeholder, 0]], device=parameter.device)
         try:
             model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
@@ -459,7 +460,6 @@ def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int
             named = _NUM_FEATURES.search(str(error))
             return int(named[1]) if named is not None else 1
         return 1
-    known = inspect.signature(function).parameters
     result = function(**{name: value for name, value in inputs.items() if name in known})
     features = getattr(result, "pooler_output", result)
     parts = features if isinstance(features, list | tuple) else [features]
@@ -498,17 +498,25 @@ def _packed_images(
     patch, merge = _patch_size(read), _merge_size(read)
     grid = next((one for one in arguments if _GRID.fullmatch(one)), None)
     if grid is not None:
-        depth = read("temporal_patch_size") or 1
+        depth = read("temporal_patch_size", "patch_temporal") or 1
         # Unequal axes: positions along height and width cannot be swapped.
         sizes = [(2 * merge, 3 * merge), (4 * merge, merge)]
         merges = [
             Media(one, (1,), numbers=(merge,)) for one in arguments if one.endswith("merge_sizes")
         ]
-        for of_patch in ((channels * depth * patch**2,), (channels, patch, patch)):
+        side = patch * merge
+        for of_patch, unit in (
+            ((channels * depth * patch**2,), 1),
+            ((channels, patch, patch), 1),
+            ((side, side, channels), merge),
+        ):
             yield [
                 (
-                    Media(name, (high * wide, *of_patch)),
-                    _numbers(grid, [1, high, wide][-3 if grid.endswith("thw") else -2 :]),
+                    Media(name, (high * wide // unit**2, *of_patch)),
+                    _numbers(
+                        grid,
+                        [1, high // unit, wide // unit][-3 if grid.endswith("thw") else -2 :],
+                    ),
                     *merges,
                 )
                 for high, wide in sizes

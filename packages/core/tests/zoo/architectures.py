@@ -62,6 +62,7 @@ _REPLACED = {
     "intermediate_layers_indices": [0],
     "deepstack_visual_indexes": [0, 1],
     "insert_layer_id": 0,
+    "projector_patch_to_query_dict": {"16": 4},
     "vision_output_dim": 128,  # of the last layer and one other
     "attention_types": [[["global", "local"], 1]],
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
