@@ -9,8 +9,16 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from assay_smoke.matrix.planning import SmokePlan, plan_smoke
-from assay_smoke.matrix.rules import AXES, RULES, Coverage, Rule, rules_of_vendor, vendor_names
+from assay_smoke.matrix.rules import (
+    AXES,
+    RULES,
+    Coverage,
+    Rule,
+    SmokePlan,
+    plan_smoke,
+    rules_of_vendor,
+    vendor_names,
+)
 
 
 def document_tables() -> dict[str, str]:

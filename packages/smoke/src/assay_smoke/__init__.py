@@ -1,6 +1,6 @@
 """Short training runs: setup, a few steps, checkpoint, teardown, resume.
 
-`commands` parses the options of `assay smoke`. `session.command` runs the cases that `matrix.planning` chose, and
+`commands` parses the options of `assay smoke`. `session.command` runs the cases that `matrix.rules` chose, and
 libraries with a command line:
 
 - A case: `cases.running` launches its worlds of ranks and judges their answers, `cases.worlds` is their work.

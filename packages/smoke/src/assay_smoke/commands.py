@@ -149,8 +149,7 @@ def plan(
 
     Exit code: 0; 2 for wrong options.
     """
-    from assay_smoke.matrix.planning import plan_smoke, print_plan
-    from assay_smoke.matrix.rules import require_vendor
+    from assay_smoke.matrix.rules import plan_smoke, print_plan, require_vendor
 
     planned = plan_smoke(require_vendor(vendor), cards, coverage, expression)
     if as_json:

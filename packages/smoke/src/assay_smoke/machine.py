@@ -60,9 +60,8 @@ class ProcessTree:
 
     def add_root(self, pid: int) -> None:
         """Add a process that was just started, and its session if it leads one."""
-        with suppress(psutil.NoSuchProcess), self._lock:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError), self._lock:
             self._known.add(psutil.Process(pid))
-        with suppress(ProcessLookupError):
             if os.getsid(pid) == pid:
                 self._sessions.add(pid)
 
@@ -73,8 +72,13 @@ class ProcessTree:
             found = list(psutil.process_iter())
             self._others.intersection_update(found)
             for process in found:
-                if process not in self._known and process not in self._others:
-                    self._sort(process)
+                if process in self._known or process in self._others:
+                    continue
+                with suppress(*_ENDED):
+                    if self._is_own(process):
+                        self._known.add(process)
+                    elif time.time() - process.create_time() > _SETTLED_SECONDS:
+                        self._others.add(process)
             return sorted(filter(_runs, self._known), key=lambda one: one.pid)
 
     def wait(self, seconds: float) -> list[psutil.Process]:
@@ -93,14 +97,6 @@ class ProcessTree:
                     process.kill()
             psutil.wait_procs(left, timeout=_POLL_SECONDS)
         return left
-
-    def _sort(self, process: psutil.Process) -> None:
-        """Add a process to the known ones, or for good to the others."""
-        with suppress(*_ENDED):
-            if self._is_own(process):
-                self._known.add(process)
-            elif time.time() - process.create_time() > _SETTLED_SECONDS:
-                self._others.add(process)
 
     def _is_own(self, process: psutil.Process) -> bool:
         if process.pid == os.getpid():
@@ -170,7 +166,7 @@ def format_size(size_bytes: int) -> str:
     size, unit = float(size_bytes), 0
     while abs(size) >= _STEP and unit + 1 < len(_UNITS):
         size, unit = size / _STEP, unit + 1
-    return f"{size:.0f} {_UNITS[unit]}" if size == int(size) else f"{size:.1f} {_UNITS[unit]}"
+    return f"{size:.{int(size != int(size))}f} {_UNITS[unit]}"
 
 
 def resident_bytes(processes: "Iterable[psutil.Process]") -> int:
@@ -295,12 +291,9 @@ def find_leftovers(
     found = [Leftover("process", f"{describe(process)} outlived the run") for process in processes]
     found += [Leftover("port", text) for text in _ports_of(processes)]
     segments = set(_own_segments()) - before.shared_memory
-    segments -= _held_by_others(segments, processes)
-    found += [
-        Leftover("shared memory", f"{path} ({_size(path)} bytes)")
-        for path in sorted(segments)
-        if path.exists()  # another run may have removed its segment meanwhile
-    ]
+    for path in sorted(segments - _held_by_others(segments, processes)):
+        with suppress(OSError):  # another run may have removed its segment meanwhile
+            found.append(Leftover("shared memory", f"{path} ({path.stat().st_size} bytes)"))
     patterns = (*KEPT_ON_PURPOSE, *allowed)
     for path in sorted(set(_files_in(before.temporary)) - before.files):
         relative = path.relative_to(before.temporary)
@@ -390,55 +383,42 @@ def _files_in(folder: Path) -> list[Path]:
 def _own_segments() -> list[Path]:
     """Return the segments of shared memory of this user."""
     found = []
-    with suppress(FileNotFoundError):
-        for path in SHARED_MEMORY.iterdir():
-            with suppress(FileNotFoundError):
-                if path.lstat().st_uid == os.getuid():
-                    found.append(path)
+    for path in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.getuid():
+                found.append(path)
     return found
 
 
 def _held_by_others(segments: set[Path], own: Iterable[psutil.Process]) -> set[Path]:
     """Return the segments that other processes have open or mapped. They belong to other runs."""
-    files: dict[_File, Path] = {}
-    for path in segments:
-        with suppress(FileNotFoundError):
-            files[_file_of(path)] = path
-    if not files:
-        return set()
-    own_pids = {process.pid for process in own}
-    used = set().union(*(_used_by(pid) for pid in psutil.pids() if pid not in own_pids))
-    return {path for file, path in files.items() if file in used}
+    pids = set(psutil.pids()) - {process.pid for process in own} if segments else set()
+    used = set().union(*map(_used_by, pids))
+    return {path for path in segments if _file_of(path) in used}
 
 
-def _file_of(path: Path) -> _File:
-    status = path.stat()
-    return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+def _file_of(path: Path) -> _File | None:
+    with suppress(OSError):
+        status = path.stat()
+        return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+    return None
 
 
-def _used_by(pid: int) -> set[_File]:
+def _used_by(pid: int) -> set[_File | None]:
     """Return the files that a process has open or mapped; none for other users' processes.
 
     Paths would not do: the creator of a semaphore has it mapped under its temporary first name.
     """
     folder = Path("/proc") / str(pid)
-    used: set[_File] = set()
+    used: set[_File | None] = set()
     with suppress(OSError):
         for line in (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
             _, _, _, device, inode, *_ = line.split(maxsplit=5)
             major, minor = (int(number, 16) for number in device.split(":"))
             used.add((major, minor, int(inode)))
     with suppress(OSError):
-        for link in (folder / "fd").iterdir():
-            with suppress(OSError):
-                used.add(_file_of(link))
-    return used
-
-
-def _size(path: Path) -> int:
-    with suppress(OSError):
-        return path.lstat().st_size
-    return 0
+        used.update(map(_file_of, (folder / "fd").iterdir()))
+    return used - {None}
 
 
 # Messages of a full disk, an exhausted quota or a limit of file size.

@@ -8,8 +8,7 @@ from assay.launch import TimeLimits
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.cases.running import CaseRun
-from assay_smoke.matrix.planning import plan_smoke
-from assay_smoke.matrix.rules import Case
+from assay_smoke.matrix.rules import Case, plan_smoke
 
 LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=60.0, body_seconds=300.0)
 

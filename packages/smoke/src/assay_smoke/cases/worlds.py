@@ -23,14 +23,14 @@ from assay.devices.run_string import parse_run
 from assay.errors import AssayError
 from assay.launch import Rank
 from assay.models import count_parameters, load_model
-from assay.models.load import choose_threads, yardstick_dtype
+from assay.models.load import choose_threads
 from assay.models.transformers_calls import save_pretrained
 from assay.progress import Progress
 from assay.training.batches import Batches, copied
 from assay.training.model_batches import TrainingData
 from assay.training.processes.candidate import CandidateSide
 from assay.training.processes.free_run import step_until_made
-from assay.training.processes.reference import TrustedSide
+from assay.training.processes.reference import TrustedSide, wide_dtype
 from assay.training.protocol import MicroBatch
 from assay.training.replay.determinism import comparable
 from assay.training.replay.step_values import count_rows
@@ -128,9 +128,8 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
     folder, options = request.folder, request.options
     run = parse_run(request.reference)
     device = open_run(run)
-    num_parameters = count_parameters(options.model)
-    choose_threads(num_parameters)
-    wide = yardstick_dtype(num_parameters, device.supported_dtypes())
+    choose_threads(count_parameters(options.model))
+    wide = wide_dtype(options.model, device)
     yardstick = TrustedSide(request, device, wide)
     request, data = yardstick.plan_data()
     batches, model = data.batches, yardstick.trainer.model
@@ -193,7 +192,7 @@ def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> 
     mask = batch["attention_mask"].to(torch_device)
     logits = model(input_ids=batch["input_ids"].to(torch_device), attention_mask=mask).logits
     kept: Tensor = logits[mask.bool()]
-    return kept.double().cpu().float() if kept.dtype == torch.float64 else kept.float().cpu()
+    return kept.float().cpu()
 
 
 # Folder next to `model` with the merged weights, if the trainer writes them.
@@ -239,17 +238,17 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
             effect = relative_error(unmerged, logits_of_model(model))
         if request.kind != "merged":
             return ReadAnswer(adapter_effect=effect)
-        errors = {}
+        logits = {}
         model.merge_adapter()
-        errors["merged into the weights"] = relative_error(logits_of_model(model), unmerged)
+        logits["merged into the weights"] = logits_of_model(model)
         model.unmerge_adapter()
-        errors["merged and unmerged"] = relative_error(logits_of_model(model), unmerged)
-        own_export = request.checkpoint / MERGED_FOLDER
-        if not own_export.is_dir():
-            own_export = merged
+        logits["merged and unmerged"] = logits_of_model(model)
+        if (request.checkpoint / MERGED_FOLDER).is_dir():
+            merged = request.checkpoint / MERGED_FOLDER
+        else:
             save_pretrained(model.merge_and_unload(), merged)
-        exported = logits_of_model(_loaded(str(own_export), "float64", rank))
-        errors["merged, saved and loaded"] = relative_error(exported, unmerged)
+        logits["merged, saved and loaded"] = logits_of_model(_loaded(str(merged), "float64", rank))
+        errors = {how: relative_error(one, unmerged) for how, one in logits.items()}
         return ReadAnswer(adapter_effect=effect, merged_errors=errors)
 
 
@@ -267,11 +266,8 @@ def _with_adapter(model: Any, folder: Path) -> Any:  # noqa: ANN401 - peft's mod
 
 
 _METHODS: dict[str, CyclePhase] = {
-    "step": "step",
-    "save": "checkpoint",
-    "load": "resume",
-    "teardown": "tear-down",
-}
+    "step": "step", "save": "checkpoint", "load": "resume", "teardown": "tear-down",
+}  # fmt: skip
 _SHOWN = 3
 
 

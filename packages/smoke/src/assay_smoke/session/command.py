@@ -36,14 +36,15 @@ from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
 from assay_smoke.judging import verdict_of
 from assay_smoke.machine import failed_part
-from assay_smoke.matrix.planning import compile_expression, plan_smoke
 from assay_smoke.matrix.rules import (
     HOST,
     Case,
     Coverage,
     case_of,
     check_compatible,
+    compile_expression,
     covered_pairs,
+    plan_smoke,
     rules_for,
 )
 from assay_smoke.timelines import CyclePhase, PhaseSeconds, peak_memory, phases_of

@@ -7,8 +7,15 @@ import pytest
 
 from assay.errors import UsageError
 from assay_smoke.commands import plan as plan_cases
-from assay_smoke.matrix.planning import SmokePlan, compile_expression, plan_smoke
-from assay_smoke.matrix.rules import AXES, RULES, case_of, choose_cases
+from assay_smoke.matrix.rules import (
+    AXES,
+    RULES,
+    SmokePlan,
+    case_of,
+    choose_cases,
+    compile_expression,
+    plan_smoke,
+)
 
 
 def ids(one: SmokePlan) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 
 import assay_smoke.matrix
 from assay.errors import UsageError
-from assay_smoke.matrix.planning import SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import (
     AXES,
     CARDS,
@@ -20,9 +19,11 @@ from assay_smoke.matrix.rules import (
     Case,
     Framework,
     Rule,
+    SmokePlan,
     case_of,
     check_compatible,
     covered_pairs,
+    plan_smoke,
     refusing,
     require_vendor,
     rules_for,

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -22,7 +23,6 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
@@ -202,11 +202,9 @@ def _compile(file: Path) -> None:
 
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder, watched("folder", folder):
+        variables = mock.patch.dict(os.environ, {"TORCH_EXTENSIONS_DIR": folder})
         try:
-            with (
-                mock.patch.dict(os.environ, {"TORCH_EXTENSIONS_DIR": folder}),
-                redirect_stdout(sys.stderr),
-            ):
+            with variables, redirect_stdout(sys.stderr):
                 CPUAdamBuilder().jit_load(verbose=False)
             (Path(folder) / _NAME / file.name).replace(file)
         except (RuntimeError, OSError, ImportError) as error:
@@ -225,50 +223,36 @@ class PausedCall:
     """
 
     def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._stopped: SimpleQueue[str] = SimpleQueue()
-        self._go_on = Event()
-        self._error: BaseException | None = None
+        self._ended: Future[object] = Future()
+        self._stopped, self._go_on = Event(), Event()
+
+        def run() -> None:
+            try:
+                self._ended.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller
+                self._ended.set_exception(error)
+            self._stopped.set()
+
         # A daemon: if the caller raises, the waiting thread must not keep the process alive.
-        self._thread = Thread(target=self._run, name="paused call", daemon=True)
+        self._thread = Thread(target=run, name="paused call", daemon=True)
 
     def start(self) -> bool:
         """Run up to the pause. Return False if the call ended without one."""
         self._thread.start()
-        return self._wait() == "paused"
+        self._stopped.wait()
+        if self._ended.done():
+            self._ended.result()
+        return not self._ended.done()
 
     def pause(self) -> None:
         """Wait until `finish`. For use by `call`."""
-        self._stopped.put("paused")
+        self._stopped.set()
         self._go_on.wait()
 
     def finish(self) -> None:
         """Run from the pause to the end."""
         self._go_on.set()
-        self._wait()
-
-    def _wait(self) -> str:
-        where = self._stopped.get()
-        if where == "ended":
-            self._thread.join()
-            if self._error is not None:
-                raise self._error
-        return where
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller
-            self._error = error
-        self._stopped.put("ended")
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A copy of the gradient that was put into `.grad`, and DeepSpeed's own before it."""
-
-    copy: Tensor
-    before: Tensor | None
+        self._ended.result()
 
 
 @dataclass
@@ -280,35 +264,37 @@ class ShownGradients:
     """
 
     parameters: Sequence[nn.Parameter]
-    _shown: dict[nn.Parameter, _Shown] = field(default_factory=dict)
+    _shown: dict[nn.Parameter, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """A copy of what was put into `.grad`, and DeepSpeed's own before it."""
 
     def show(self, read: Callable[[nn.Parameter], Tensor]) -> None:
         """Put the result of `read` into the `.grad` of each parameter."""
         for parameter in self.parameters:
-            value = read(parameter)
-            before, parameter.grad = parameter.grad, None
-            if hasattr(parameter, "grad_dtype"):
-                parameter.grad_dtype = value.dtype
-            else:  # before torch 2.10 a gradient has its parameter's dtype
+            value, before = read(parameter), parameter.grad
+            if not hasattr(parameter, "grad_dtype"):
+                # Before torch 2.10 a gradient has its parameter's dtype.
                 value = value.to(parameter.dtype)
-            parameter.grad = value
-            self._shown[parameter] = _Shown(value.clone(), before)
+            _replace_gradient(parameter, value, value.dtype)
+            self._shown[parameter] = (value.clone(), before)
 
     def hide(self, write: Callable[[nn.Parameter, Tensor], None] | None = None) -> None:
         """Restore `.grad`, then call `write` with the gradients that were changed."""
         shown, self._shown = self._shown, {}
         changed = []
-        for parameter, one in shown.items():
-            value = parameter.grad
-            if value is not None and not torch.equal(value, one.copy):
-                changed.append((parameter, value))
-            parameter.grad = None
-            if hasattr(parameter, "grad_dtype"):
-                parameter.grad_dtype = parameter.dtype
-            parameter.grad = one.before
+        for parameter, (copy, before) in shown.items():
+            if parameter.grad is not None and not torch.equal(parameter.grad, copy):
+                changed.append((parameter, parameter.grad))
+            _replace_gradient(parameter, before, parameter.dtype)
         if write is not None:
             for parameter, value in changed:
                 write(parameter, value.float())
+
+
+def _replace_gradient(parameter: nn.Parameter, value: Tensor | None, dtype: torch.dtype) -> None:
+    parameter.grad = None
+    if hasattr(parameter, "grad_dtype"):
+        parameter.grad_dtype = dtype
+    parameter.grad = value
 
 
 # DeepSpeed's defaults are for large models. They would put all gradients of a small model into one
@@ -518,11 +504,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         """Finish the engine's step unless it was skipped."""
         if self._paused is None:
             return
-        used = {
-            parameter: parameter.grad
-            for parameter in self.partitions.parameters
-            if parameter.grad is not None
-        }
+        used = {one: one.grad for one in self.partitions.parameters if one.grad is not None}
         self._gradients.hide(partial(self.partitions.write, held=clipped_gradient))
         self._partition()
         self._paused.finish()
@@ -532,10 +514,17 @@ class DeepSpeedTrainer(ReferenceTrainer):
 
     def _gather(self) -> None:
         """Gather whole parameters for code other than DeepSpeed's."""
-        if self.stage == _DIVIDED_PARAMETERS:
-            from deepspeed.runtime.zero import GatheredParameters
+        self._gathered.enter_context(self._whole_parameters())
 
-            self._gathered.enter_context(GatheredParameters(list(self.model.parameters())))
+    def _whole_parameters(self, **options: int) -> AbstractContextManager[Any]:
+        if self.stage != _DIVIDED_PARAMETERS:
+            return nullcontext()
+        from deepspeed.runtime.zero import GatheredParameters
+
+        gathered: AbstractContextManager[Any] = GatheredParameters(
+            list(self.model.parameters()), **options
+        )
+        return gathered
 
     def _partition(self) -> None:
         """Restore DeepSpeed's division of the parameters."""
@@ -592,13 +581,8 @@ class DeepSpeedTrainer(ReferenceTrainer):
         return {}
 
     def _load_model_values(self, values: Mapping[str, Tensor]) -> None:
-        if self.stage != _DIVIDED_PARAMETERS:
-            self.model.load_state_dict(values)
-            return
-        from deepspeed.runtime.zero import GatheredParameters
-
         self._partition()
-        with GatheredParameters(list(self.model.parameters()), modifier_rank=0):
+        with self._whole_parameters(modifier_rank=0):
             self.model.load_state_dict(values)
         self._gather()
 
