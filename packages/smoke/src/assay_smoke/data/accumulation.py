@@ -103,12 +103,11 @@ def check_accumulation(
 
 def describe_step(step: Step, kind: FeatureKind) -> str:
     """Describe the label tokens of a step's micro-batches."""
-    by_rank = [" and ".join(str(sum(rows)) for rows in rank) for rank in step]
-    where = f"one rank, micro-batches of {by_rank[0]} predicted tokens"
+    by_rank = [f"{' and '.join(str(sum(rows)) for rows in rank)} predicted tokens" for rank in step]
+    where = f"one rank, micro-batches of {by_rank[0]}"
     if len(step) > 1:
-        where = "micro-batches of " + ", ".join(
-            f"{tokens} predicted tokens on rank {rank}" for rank, tokens in enumerate(by_rank)
-        )
+        ranks = [f"{tokens} on rank {rank}" for rank, tokens in enumerate(by_rank)]
+        where = f"micro-batches of {', '.join(ranks)}"
     prompt = "a prompt without labels" if kind == "masked" else "one token with a label"
     return f"{where}, each row after {prompt}"
 
@@ -152,10 +151,8 @@ def _gradient(model: nn.Module, backward: Callable[[], None]) -> Tensor:
     """Return the gradients that `backward` leaves in the model, as one float64 vector."""
     model.zero_grad(set_to_none=True)
     backward()
-    parts = [
-        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for parameter in model.parameters()
-    ]
+    pairs = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parts = [torch.zeros_like(one) if grad is None else grad for one, grad in pairs]
     return torch.cat([part.detach().double().flatten() for part in parts])
 
 

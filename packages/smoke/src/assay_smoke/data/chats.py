@@ -165,9 +165,8 @@ def _find_turns(
 
 
 def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return str(
-        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    )
+    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(ids), **whole))
 
 
 def control_ids(tokenizer: Tokenizer) -> set[int]:
@@ -225,11 +224,11 @@ def _find_faults(chat: Chat) -> Iterator[Fault]:
         count = _leading(chat.ids, bos)
         shown = (chat.case, f"begins with: {show_row(tokenizer, chat.ids[:4])}")
         if count > 1:
-            reason = (
-                f"the text begins with {count} tokens {show_token(tokenizer, bos)}, as if the template wrote one and"
-                " the tokenizer added another (add_special_tokens)"
+            written = (
+                "as if the template wrote one and the tokenizer added another (add_special_tokens)"
             )
-            yield Fault(ONE_BOS, reason, shown)
+            begin = f"the text begins with {count} tokens {show_token(tokenizer, bos)}"
+            yield Fault(ONE_BOS, f"{begin}, {written}", shown)
         elif not count and _leading(template_ids(tokenizer, wanted), bos):
             reason = "the template writes BOS, and the rendered chat has none"
             yield Fault(ONE_BOS, reason, shown)
@@ -238,11 +237,9 @@ def _find_faults(chat: Chat) -> Iterator[Fault]:
         turn = f"turn {found}, {wanted[found]['content']!r} of the {wanted[found]['role']}"
         yield Fault(TURNS, f"{turn}, is not in the text", (chat.case, f"the text: {text!r}"))
     last = len(chat.ids) - 1
-    if chat.turns and chat.turns[-1].message["role"] == "assistant" and chat.turns[-1].end is None:
-        reason = (
-            "no special token follows the last turn: a model trained on it never learns to stop"
-        )
-        yield chat.fault_at(ENDED, last, reason)
+    if any(turn.is_assistant and turn.end is None for turn in chat.turns[-1:]):
+        never = "a model trained on it never learns to stop"
+        yield chat.fault_at(ENDED, last, f"no special token follows the last turn: {never}")
     prompt = generation_prompt(tokenizer, SHORT.messages[:1]).strip()
     if prompt and text.strip().endswith(prompt):
         reason = "the text ends with the prompt for generation: render it with add_generation_prompt=False"
@@ -257,7 +254,7 @@ def _find_notes(chat: Chat, eos_token_ids: Sequence[int]) -> Iterator[str]:
     """Find remarkable behavior, such as that of templates which breaks code that relies on stable prefixes."""
     tokenizer, messages = chat.tokenizer, chat.conversation.messages
     for turn in chat.turns[-1:]:
-        if turn.message["role"] == "assistant" and turn.end is not None:
+        if turn.is_assistant and turn.end is not None:
             end = chat.ids[turn.end]
             if eos_token_ids and end not in eos_token_ids:
                 stops = ", ".join(show_token(tokenizer, id_) for id_ in eos_token_ids)
@@ -273,10 +270,8 @@ def _find_notes(chat: Chat, eos_token_ids: Sequence[int]) -> Iterator[str]:
         yield "the text differs from that of the tokenizer's chat template"
     begin = template_ids(tokenizer, messages[:2]) if own and len(chat.turns) >= 4 else ()
     if own[: len(begin)] != begin:
-        yield (
-            "the template changes an earlier turn when another follows: masks computed from lengths of"
-            " shorter chats are wrong"
-        )
+        changes = "the template changes an earlier turn when another follows"
+        yield f"{changes}: masks computed from lengths of shorter chats are wrong"
 
 
 def _find_wrong_cut(cut: Cut, declared: Truncation | None) -> Iterator[Fault]:

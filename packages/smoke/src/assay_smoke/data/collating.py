@@ -208,10 +208,8 @@ class Batch:
         """Return the fault `reason` of the property `name`, shown by a sample and the first rows."""
         ids = [self.features[sample]["input_ids"], *self.rows["input_ids"][:4]]
         names = [f"sample {sample}", *(f"row {number}" for number in range(4))]
-        shown = [
-            f"{name}: {show_row(self.tokenizer, row)}"
-            for name, row in zip(names, ids, strict=False)
-        ]
+        rows = zip(names, ids, strict=False)
+        shown = [f"{title}: {show_row(self.tokenizer, row)}" for title, row in rows]
         return Fault(name, reason, (self.case, *shown))
 
     def find_lost(self) -> Iterator[tuple[int, str]]:
@@ -361,16 +359,10 @@ def check_padding(
             first, again, fresh = faults
             report.judge(PADDING_PROPERTIES[:-1], first)
             broken = {fault.name for fault in fresh}
-            changed = (
-                Fault(
-                    UNCHANGED,
-                    f"a second time, after the collator changed its samples in place: {fault.reason}",
-                    fault.example,
-                )
-                for name in PADDING_PROPERTIES
-                for fault in again
-                if fault.name == name not in broken
-            )
+            new = [fault for fault in again if fault.name not in broken]
+            new.sort(key=lambda fault: PADDING_PROPERTIES.index(fault.name))
+            why = "a second time, after the collator changed its samples in place"
+            changed = (Fault(UNCHANGED, f"{why}: {one.reason}", one.example) for one in new)
             report.judge([UNCHANGED], changed)
             if repr(given) != repr(features):
                 report.note("the collator changes its samples in place")
@@ -396,10 +388,8 @@ def _judge_padding(report: SubjectReport, batch: Batch) -> Iterator[Fault]:
         yield _describe_layout(batch, by_sample)
     whole = [piece for piece in by_sample if piece is not None]
     names: dict[Field, str] = {
-        "labels": LABELS,
-        "attention_mask": MASKED,
-        "position_ids": ROW_POSITIONS,
-    }
+        "labels": LABELS, "attention_mask": MASKED, "position_ids": ROW_POSITIONS,
+    }  # fmt: skip
     for field, name in names.items():
         if field in batch.rows:  # without position ids, models count themselves
             yield from _find_faults(batch, field, name, whole)
@@ -414,9 +404,8 @@ def _judge_padding(report: SubjectReport, batch: Batch) -> Iterator[Fault]:
             reason = "there is padding before tokens, and no attention mask"
             yield batch.fault_of(MASKED, piece.sample, reason)
         else:
-            report.note(
-                "the batch lacks an attention mask: right for causal models padded on the right"
-            )
+            right = "right for causal models padded on the right"
+            report.note(f"the batch lacks an attention mask: {right}")
 
 
 def _describe_layout(batch: Batch, by_sample: Sequence[Piece | None]) -> Fault:

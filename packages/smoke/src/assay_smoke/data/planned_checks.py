@@ -8,10 +8,11 @@ from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler
 
 from assay.errors import UsageError
 from assay.files import read_json_object
@@ -59,7 +60,6 @@ from assay_smoke.data.verdict import (
 )
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
     from transformers import Trainer, TrainerCallback
 
 _OPTIONAL = {
@@ -75,15 +75,6 @@ def is_installed(library: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
-
-
-def absent_libraries() -> list[str]:
-    """Return a note for each optional library that is absent."""
-    return [
-        f"{library} is not installed: {left_out} not checked"
-        for library, left_out in _OPTIONAL.items()
-        if not is_installed(library)
-    ]
 
 
 def library_checks() -> Iterator[PlannedCheck]:
@@ -155,11 +146,7 @@ def render_by_template(
 
 def micro_tokenizers() -> list[Tokenizer]:
     """Return tokenizers with and without BOS, padding with their own token and with EOS."""
-    return [
-        micro_tokenizer("own", "nobody"),
-        micro_tokenizer("eos", "template"),
-        micro_tokenizer("own", "both"),
-    ]
+    return [micro_tokenizer(), micro_tokenizer("eos", "template"), micro_tokenizer("own", "both")]
 
 
 def padding_tokenizers() -> list[Tokenizer]:
@@ -209,11 +196,9 @@ def _transformers_loader(
     return _list_loader(dataset, 2, num_workers=num_workers, worker_init_fn=seed)
 
 
-def _list_loader(samples: Any, batch_size: int, **options: Any) -> "DataLoader[Any]":  # noqa: ANN401 - of torch
+def _list_loader(samples: Any, batch_size: int, **options: Any) -> DataLoader[Any]:  # noqa: ANN401 - of torch
     """Open a DataLoader whose batches are lists of samples."""
-    from torch.utils import data
-
-    return data.DataLoader(samples, batch_size, collate_fn=list, **options)
+    return DataLoader(samples, batch_size, collate_fn=list, **options)
 
 
 def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
@@ -229,15 +214,13 @@ Epochs = Iterator[Iterable[Sequence[int]]]
 
 def _distributed_sampler(plan: LoaderPlan, resumed: ResumePoint | None) -> Epochs:
     """Run torch's DistributedSampler. It cannot resume, so seen batches are drawn and discarded."""
-    from torch.utils.data import DistributedSampler
-
     sampler: Any = DistributedSampler(
         range(plan.num_samples),  # type: ignore[arg-type] # any sequence
-        num_replicas=plan.num_ranks,
-        rank=plan.rank,
-        shuffle=plan.shuffle,
-        seed=plan.seed,
-        drop_last=plan.drop_last,
+        plan.num_ranks,
+        plan.rank,
+        plan.shuffle,
+        plan.seed,
+        plan.drop_last,
     )
     loader = _open_loader(plan, sampler=sampler)
     return _epochs(plan, resumed, sampler.set_epoch, lambda seen: islice(iter(loader), seen, None))
@@ -252,19 +235,15 @@ def _accelerate(
     """
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
 
-    loader: Any = prepare_data_loader(
-        _open_loader(plan, shuffle=plan.shuffle),
-        num_processes=plan.num_ranks,
-        process_index=plan.rank,
-        put_on_device=False,
-        **({"use_seedable_sampler": True, "data_seed": plan.seed} if is_seedable else {}),
-    )
-    return _epochs(
-        plan,
-        resumed,
-        loader.set_epoch,
-        lambda seen: skip_first_batches(loader, seen) if seen else loader,
-    )
+    seeded = {"use_seedable_sampler": True, "data_seed": plan.seed} if is_seedable else {}
+    ranks = {"num_processes": plan.num_ranks, "process_index": plan.rank}
+    opened = _open_loader(plan, shuffle=plan.shuffle)
+    loader: Any = prepare_data_loader(opened, put_on_device=False, **ranks, **seeded)
+
+    def skip(seen: int) -> Any:  # noqa: ANN401 - of accelerate
+        return skip_first_batches(loader, seen) if seen else loader
+
+    return _epochs(plan, resumed, loader.set_epoch, skip)
 
 
 def _open_loader(plan: LoaderPlan, **order: object) -> Any:  # noqa: ANN401 - of torch
@@ -450,14 +429,13 @@ class _Recorder(nn.Module):
 ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTokenizer:
+class ModelTokenizer(NamedTuple):
     """A model's tokenizer."""
 
     tokenizer: Tokenizer
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...]
     """Ids that end generation; empty if no file declares them."""
-    report: SubjectReport | None = None
+    report: SubjectReport
     """Findings of core's level `load`."""
 
 
@@ -548,7 +526,11 @@ class ChecksPlan:
         """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
         if self.request.model is None and not self.request.own_code:
             found = [*library_checks()]
-            self.notes += absent_libraries()
+            self.notes += [
+                f"{library} is not installed: {left_out} not checked"
+                for library, left_out in _OPTIONAL.items()
+                if not is_installed(library)
+            ]
         else:
             found = [*self._chat_checks(), *self._own_checks()]
         planned = {check.level for check in found}
@@ -558,8 +540,8 @@ class ChecksPlan:
 
     def _chat_checks(self) -> Iterator[PlannedCheck]:
         request, model = self.request, self.model
-        if model is not None and (report := model.report) is not None:
-            yield PlannedCheck("chat", report.subject, lambda: report)
+        if model is not None:
+            yield PlannedCheck("chat", model.report.subject, lambda: model.report)
         labelled = True
         if (code := request.own_code.get("render")) is not None:
             subject = Subject(code)
@@ -604,6 +586,5 @@ class ChecksPlan:
         for option, level, check, arguments in planned:
             if option in own:
                 name = self.request.own_code[option]
-                yield PlannedCheck(
-                    level, name, partial(check, Subject(name), own[option], *arguments)
-                )
+                run = partial(check, Subject(name), own[option], *arguments)
+                yield PlannedCheck(level, name, run)

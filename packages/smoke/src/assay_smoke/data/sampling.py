@@ -26,12 +26,7 @@ from assay_smoke.data.protocols import (
     ResumePoint,
     Stateful,
 )
-from assay_smoke.data.verdict import (
-    DeclinedError,
-    Fault,
-    Subject,
-    SubjectReport,
-)
+from assay_smoke.data.verdict import DeclinedError, Fault, Subject, SubjectReport
 
 LIBRARIES = ("numpy", "random", "torch")
 # The name of the value of a dataset's item, in place of a library.
@@ -115,10 +110,9 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
 
     def record(rank: int) -> list[_Draw]:
         seed_generators(_SEED)
+        items = ComputedItems(_NUM_ITEMS, _draw_numbers)
         with subject.called_for(f"{_NUM_ITEMS} items, {_NUM_WORKERS} workers, rank {rank}"):
-            return _record(
-                subject, open_loader, ComputedItems(_NUM_ITEMS, _draw_numbers), LIBRARIES, rank
-            )
+            return _record(subject, open_loader, items, LIBRARIES, rank)
 
     draws, again, other_rank = record(0), record(0), record(1)
     report.judge(LOADER_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
@@ -140,10 +134,8 @@ def check_dataset(
         items = ComputedItems(len(dataset), partial(_label, dataset))
         draws = _record(subject, open_loader, items, [ITEM])
     if len({draw.values[ITEM] for draw in draws}) == 1:
-        raise subject.returned(
-            "equal items for equal samples: it draws no random numbers",
-            "a dataset whose items are random",
-        )
+        equal = "equal items for equal samples: it draws no random numbers"
+        raise subject.returned(equal, "a dataset whose items are random")
     report.judge(DATASET_PROPERTIES, _find_equal(draws))
     return report
 
@@ -201,9 +193,8 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
     for draw in draws:
         other = repeated.get((draw.epoch, draw.item))
         if other is None:
-            yield Fault(
-                REPEATABLE_NUMBERS, f"the second run has no item {draw.item} in epoch {draw.epoch}"
-            )
+            reason = f"the second run has no item {draw.item} in epoch {draw.epoch}"
+            yield Fault(REPEATABLE_NUMBERS, reason)
             continue
         for name in LIBRARIES:
             if draw.values[name] != other.values[name]:
@@ -338,10 +329,8 @@ def _draw(
             few = islice(epoch, stop[1] if stop and number == last else most + 1)
             epochs.append([[int(sample) for sample in batch] for batch in few])
             if len(epochs[-1]) > most:
-                raise subject.returned(
-                    f"an epoch of more than {most} batches for {plan.num_samples} samples",
-                    "epochs that end",
-                )
+                long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
+                raise subject.returned(long, "epochs that end")
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
     if len(epochs) != last + 1 - first:
         wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
@@ -351,11 +340,10 @@ def _draw(
 
 def _case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
     """Describe the plan briefly."""
+    limit = f"at most {plan.tokens_per_batch} tokens" if plan.tokens_per_batch else plan.batch_size
     parts = [
         f"{plan.num_samples} samples",
-        f"batches of at most {plan.tokens_per_batch} tokens"
-        if plan.tokens_per_batch
-        else f"batches of {plan.batch_size}",
+        f"batches of {limit}",
         f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}",
         f"{plan.num_workers} workers" if plan.num_workers else "",
         "shuffled" if plan.shuffle else "in order",
@@ -402,8 +390,7 @@ def _find_lost_or_repeated(
     lost = [sample for sample, seen in ranks.items() if not seen]
     repeated = [sample for sample, seen in sorted(ranks.items()) if len(seen) > 1]
     num_repeats = sum(len(ranks[sample]) - 1 for sample in repeated)
-    excused_lost, excused_repeats = _excused(plan, by_rank)
-    faults = []
+    (excused_lost, excused_repeats), faults = _excused(plan, by_rank), []
     if len(lost) > excused_lost:
         allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
         faults.append(f"{_name_samples(lost)} never seen{allowed}")
@@ -439,19 +426,18 @@ def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
     if plan.drop_last:
         # With an iterable dataset, each worker drops its own last batch.
         whole = prod((plan.num_ranks, plan.batch_size, max(1, plan.num_workers)))
-        return (0 if plan.num_samples % whole == 0 else whole - 1), 0
-    whole = plan.num_ranks * plan.batch_size
-    return 0, (0 if plan.num_samples % whole == 0 else whole - 1)
+    else:
+        whole = plan.num_ranks * plan.batch_size
+    excused = whole - 1 if plan.num_samples % whole else 0
+    return (excused, 0) if plan.drop_last else (0, excused)
 
 
 def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Run]) -> Iterator[Fault]:
     orders = [[[*chain(*run[epoch])] for run in by_rank] for epoch in range(plan.num_epochs)]
     for later, earlier in ((b, a) for b in range(plan.num_epochs) for a in range(b)):
         if orders[later] == orders[earlier]:
-            reason = (
-                f"epoch {later} has the order of epoch {earlier}: set_epoch is not called or does not"
-                " reach the sampler"
-            )
+            same = f"epoch {later} has the order of epoch {earlier}"
+            reason = f"{same}: set_epoch is not called or does not reach the sampler"
             shown = [f"epoch {one}, rank 0: {_show(by_rank[0][one])}" for one in (earlier, later)]
             yield Fault(NEW_ORDER, reason, (_case(plan), *shown))
 
@@ -530,9 +516,10 @@ def _describe(run: Run, point: ResumePoint, number: int, actual: Epoch) -> str:
             return f"repeats {_count_batches(again)}"
     before = [] if later else run[number][:seen]
     given, whole = (Counter(chain(*epoch)) for epoch in ([*before, *actual], run[number]))
-    changed = {"never": whole - given, "again": given - whole}
-    parts = [
-        f"{_list_numbers(sorted(one.elements()))} {how}" for how, one in changed.items() if one
-    ]
+    changed = {
+        "never": sorted((whole - given).elements()),
+        "again": sorted((given - whole).elements()),
+    }
+    parts = [f"{_list_numbers(samples)} {how}" for how, samples in changed.items() if samples]
     how = f": {', '.join(parts)}" if parts else ", in another order"
     return f"sees other samples in epoch {number}{how}"

@@ -1,7 +1,9 @@
 """A generated tokenizer, chats to render, and the display of tokens."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from assay.models.micro.recipes import BOS_ID, EOS_ID, MASK_ID, PAD_ID
@@ -11,11 +13,7 @@ _AROUND = 3
 
 
 def show_tokens(
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    values: Sequence[int],
-    at: int,
-    name: str = "label",
+    tokenizer: Tokenizer, ids: Sequence[int], values: Sequence[int], at: int, name: str = "label"
 ) -> list[str]:
     """Show the token at `at` and its neighbors with their values, one per line, with a mark at the token.
 
@@ -23,14 +21,12 @@ def show_tokens(
     """
     lines = []
     for position in range(max(0, at - _AROUND), min(len(ids), at + _AROUND + 1)):
-        value = values[position]
+        value, mark = values[position], ">" if position == at else " "
         shown = f"{name} {show_token(tokenizer, value) if name == 'label' else value}"
         if name == "label" and value == IGNORED:
             shown = "no label"
-        mark = ">" if position == at else " "
-        lines.append(
-            f"{f'{mark} {position:4d}  {show_token(tokenizer, ids[position])}':36}  {shown}"
-        )
+        token = f"{mark} {position:4d}  {show_token(tokenizer, ids[position])}"
+        lines.append(f"{token:36}  {shown}")
     return lines
 
 
@@ -110,9 +106,8 @@ def template_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int
     """Return the ids of the template's text, empty without a template."""
     if not tokenizer.chat_template:
         return ()
-    encoded: Any = tokenizer.apply_chat_template(
-        template_messages(tokenizer, messages), return_dict=True
-    )
+    chat = template_messages(tokenizer, messages)
+    encoded: Any = tokenizer.apply_chat_template(chat, return_dict=True)
     return tuple(encoded["input_ids"])
 
 
@@ -120,14 +115,9 @@ def generation_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     """Return the text that the template appends to `messages` for generation, or an empty string."""
     if not tokenizer.chat_template:
         return ""
-    without, with_prompt = (
-        str(
-            tokenizer.apply_chat_template(
-                template_messages(tokenizer, messages), tokenize=False, add_generation_prompt=added
-            )
-        )
-        for added in (False, True)
-    )
+    chat = template_messages(tokenizer, messages)
+    render = partial(tokenizer.apply_chat_template, chat, tokenize=False)
+    without, with_prompt = (str(render(add_generation_prompt=added)) for added in (False, True))
     return with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
@@ -136,21 +126,14 @@ def template_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list
 
     Templates of vision models read parts. Given text, some of them write nothing.
     """
-    if _reads_text(tokenizer):
-        return [{"role": one["role"], "content": one["content"]} for one in messages]
-    return [
-        {"role": one["role"], "content": [{"type": "text", "text": one["content"]}]}
-        for one in messages
-    ]
-
-
-def _reads_text(tokenizer: Tokenizer) -> bool:
-    probe: list[dict[str, str]] = [{"role": "user", "content": _PROBE}]
-    try:
+    probe = [{"role": "user", "content": _PROBE}]
+    text: Any = ""
+    with suppress(Exception):  # templates are code of the model's author
         text = tokenizer.apply_chat_template(probe, tokenize=False)
-    except Exception:  # noqa: BLE001 - templates are code of the model's author
-        return False
-    return _PROBE in str(text)
+    if _PROBE in str(text):
+        return [{"role": one["role"], "content": one["content"]} for one in messages]
+    parts = [(one["role"], [{"type": "text", "text": one["content"]}]) for one in messages]
+    return [{"role": role, "content": content} for role, content in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +153,11 @@ def _dialog(name: str, *texts: str) -> Conversation:
 
 SHORT = _dialog("one question", "Name a colour.", "Blue.")
 LONG = _dialog("two questions", "Name a colour.", "Blue.", "And one more?", "Green, then.")
-WITH_SYSTEM = Conversation(
-    "with a system's turn",
-    (Message(role="system", content="Use few words."), *SHORT.messages),
-)
+_SYSTEM = Message(role="system", content="Use few words.")
+WITH_SYSTEM = Conversation("with a system's turn", (_SYSTEM, *SHORT.messages))
 # The last character of a turn is several tokens of a byte-level vocabulary.
 MANY_BYTES = _dialog(
-    "letters of several bytes",
-    "¿Qué color es 雪?",
-    "Blanc, bien sûr ☃",
-    "Außerdem 🙂",
-    "Grün 🙂",
+    "letters of several bytes", "¿Qué color es 雪?", "Blanc, bien sûr ☃", "Außerdem 🙂", "Grün 🙂"
 )
 
 

@@ -241,12 +241,10 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     levels: dict[str, LevelResult] = {}
     for name in LEVELS:
         checks = [check for check in answer.checks if check.level == name]
-        levels[name] = (
-            _judge_level(checks) if checks else not_run(answer.left_out.get(name, NOT_ASKED_FOR))
-        )
-        question = {"question": QUESTIONS[name]}
-        levels[name].level = levels[name].level.model_copy(update=question)
-    failed = [name for name in LEVELS if levels[name].level.verdict is Outcome.FAIL]
+        left_out = answer.left_out.get(name, NOT_ASKED_FOR)
+        one = levels[name] = _judge_level(checks) if checks else not_run(left_out)
+        one.level = one.level.model_copy(update={"question": QUESTIONS[name]})
+    failed = [name for name in LEVELS if levels[name].is_failed]
     subjects_of: dict[str, list[str]] = {}
     for report in (check.report for check in answer.checks):
         for note in report.notes:
@@ -292,22 +290,16 @@ def _find_gap(check: CheckReport) -> str:
 def print_data_verdict(verdict: Verdict, console: Console, page: Path) -> None:
     """Print `verdict`. page: its report."""
     outcome = verdict.verdict
-    console.print(
-        Text.assemble(
-            f"{OUTCOME_SIGNS[outcome]} ",
-            (outcome.value, _STYLES[outcome]),
-            f": {verdict.compared:,} cases with {verdict.model['name']}",
-        )
-    )
+    cases = f": {verdict.compared:,} cases with {verdict.model['name']}"
+    word = (outcome.value, _STYLES[outcome])
+    console.print(Text.assemble(f"{OUTCOME_SIGNS[outcome]} ", word, cases))
     console.print(_table(verdict))
     others = [name for name, level in verdict.levels.items() if level.reason == NOT_ASKED_FOR]
     if others:
         console.print(Text(f"{NOT_ASKED_FOR}: {', '.join(others)}", style="dim"), soft_wrap=True)
-    for line in _findings(verdict):
+    notes = (f"note: {one_line(note)}" for note in verdict.notes)
+    for line in (*_findings(verdict), *notes, f"report: {page}"):
         console.print(Text(line), soft_wrap=True)
-    for note in verdict.notes:
-        console.print(Text(f"note: {one_line(note)}"), soft_wrap=True)
-    console.print(Text(f"report: {page}"), soft_wrap=True)
 
 
 def reports_of(level: Level) -> list[SubjectReport]:
@@ -334,11 +326,10 @@ def _findings(verdict: Verdict) -> Iterator[str]:
     for name, level in verdict.levels.items():
         for report in reports_of(level):
             for finding in report.findings:
+                broken = f"broken in {finding.failed} of {finding.cases} cases"
                 yield ""
                 yield one_line(f"{name}: {report.subject}")
-                yield one_line(
-                    f"  must hold: {finding.name}; broken in {finding.failed} of {finding.cases} cases"
-                )
+                yield one_line(f"  must hold: {finding.name}; {broken}")
                 yield from (f"  {one_line(line)}" for line in finding.reason.splitlines())
                 yield from (f"    {one_line(line)}" for line in finding.example)
         if level.verdict is Outcome.NOT_COMPARED:
