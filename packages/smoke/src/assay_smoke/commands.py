@@ -28,8 +28,7 @@ def data(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str | None,
         Option(
-            "Check the chat template of a folder with a tokenizer, or of a hub name.",
-            "[MODEL]",
+            "Check the chat template of a folder with a tokenizer, or of a hub name.", "[MODEL]"
         ),
     ] = None,
     *,
@@ -192,8 +191,7 @@ def run(  # noqa: PLR0913 - one for each option
     ] = None,
     *,
     coverage: Annotated[
-        _Coverage,
-        Option("Coverage of pairs of values; see `assay smoke plan`.", group="Cases"),
+        _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.", group="Cases")
     ] = "pairwise",
     cards: Annotated[
         int | None,

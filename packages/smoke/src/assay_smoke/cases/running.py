@@ -18,7 +18,6 @@ from assay.judge.levels import (
     not_run,
     notes_of,
     passed,
-    rows_of,
 )
 from assay.judge.replays import Judged, describe_stages_level
 from assay.judge.wording import format_number
@@ -26,7 +25,6 @@ from assay.launch import Rank, TimeLimits, World, WorldError, call
 from assay.noise import TENSOR_FLOOR
 from assay.runs import Progress
 from assay.runs.folders import locked
-from assay.runs.results import write_results
 from assay.statistics import Statistic
 from assay.training.check import load_training_limits, options_for
 from assay.training.judging.diagnosis import diagnose_free_run
@@ -53,7 +51,12 @@ from assay_smoke.cases.worlds import (
     ReferenceAnswer,
     TrainAnswer,
 )
-from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
+from assay_smoke.judging import (
+    differing_keys,
+    failed_checkpoint,
+    find_wrong_movement,
+    write_verdict,
+)
 from assay_smoke.machine import Leftover, find_in_group, record_leftovers
 from assay_smoke.matrix.rules import FEATURES, HOST, Case, FeatureEntry, Framework
 from assay_smoke.timelines import where_it_stopped
@@ -235,21 +238,21 @@ class CaseRun:
         found = {name: judge(self) for name, judge in _LEVELS.items()}
         # The first level with a diagnosis provides that of the verdict.
         causes = (one.cause for one in found.values() if one.cause and one.cause.diagnosis)
-        verdict = verdict_of(
+        return write_verdict(
             found,
+            folder,
             next(causes, None),
             model=self.reference.training.model,
             reference=self.reference.training.reference,
             candidate=self.free.report.run | {"case": self.case.id},
             notes=dict.fromkeys(notes_of(found)),
         )
-        return write_results(verdict, rows_of(found), folder)
 
     def _end_early(self, found: LevelResult, reference: dict[str, str], folder: Path) -> Verdict:
         """Write the verdict on a case whose reference or ranks ended before their end."""
         model, candidate = {"name": f"micro:{self.case.family}"}, {"case": self.case.id}
-        verdict = verdict_of({"run": found}, model=model, reference=reference, candidate=candidate)
-        return write_results(verdict, [], folder)
+        levels = {"run": found}
+        return write_verdict(levels, folder, model=model, reference=reference, candidate=candidate)
 
     def _open_reference(self) -> Path:
         """Return the folder of the reference states, and keep the answer of the reference.
@@ -341,26 +344,20 @@ def _judge_movement(run: CaseRun) -> LevelResult:
         {name.removeprefix("model."): digest for rank in ranks for name, digest in rank.items()}
         for ranks in zip(*((rank.before, rank.after) for rank in run.trained), strict=True)
     )
-    moved = differing_keys(before, after)
     trainable = {row.parameter for row in run.reference.training.noise_trajectory}
     for names in run.reference.training.shared:
         trainable |= set(names) if trainable & set(names) else set()
     expected = trainable & set(run.reference.moved) & before.keys()
-    faults: list[tuple[set[str], str, Diagnosis]] = [
-        (
-            expected - moved,
-            f"of {len(expected)} trained parameters never moved",
-            "frozen-parameters",
-        ),
-        (moved - trainable, "frozen parameters or buffers moved", "optimizer-update"),
-    ]
-    for wrong, words, diagnosis in faults:
-        if names := sorted(wrong):
-            module = names[0].rpartition(".")[0]
-            return failed_update(len(before), names, words, diagnosis, module=module)
-    if not expected:
+    found = find_wrong_movement(
+        before,
+        after,
+        (expected, f"of {len(expected)} trained parameters"),
+        (before.keys() - trainable, "frozen parameters or buffers"),
+        lambda name: {"module": name.rpartition(".")[0]},
+    )
+    if found is None and not expected:
         return not_compared("the noise run changes no parameter of this run")
-    return passed(len(before))
+    return found or passed(len(before))
 
 
 def _judge_losses(run: CaseRun) -> LevelResult:

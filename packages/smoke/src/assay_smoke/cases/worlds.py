@@ -144,7 +144,8 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
     noise = TrustedSide(request, device, None)
     free = noise.train_freely(batches, initial)
     ended = collect_state(noise.trainer, device.torch_device)["model"]
-    shares = {name: _share_changed(initial["model"][name], ended[name]) for name in ended}
+    before = initial["model"]
+    unequal = {name: before[name].double() != value.double() for name, value in ended.items()}
     report = ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
@@ -158,16 +159,8 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
         draws=draws,
     )
     error = relative_error(logits_of(noise.trainer.model, batches, device), logits)
-    return ReferenceAnswer(
-        training=report,
-        logits_noise=error,
-        moved=sorted(name for name, share in shares.items() if 2 * share > 1),
-    )
-
-
-def read_logits(golden: Path) -> Tensor:
-    """Read the yardstick's final logits, (N, V)."""
-    return load_file(golden / _LOGITS)["logits"]
+    moved = sorted(name for name, one in unequal.items() if 2 * float(one.double().mean()) > 1)
+    return ReferenceAnswer(training=report, logits_noise=error, moved=moved)
 
 
 def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
@@ -179,20 +172,15 @@ def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
     model.eval()
     conditions = comparable(str(dtype).removeprefix("torch."), device)
     with torch.no_grad(), device.execution(), conditions:
-        rows = [_logits_of_batch(model, batch, device.torch_device) for batch in batches[0]]
+        rows = []
+        for batch in batches[0]:
+            ids, mask = (
+                batch[key].to(device.torch_device) for key in ("input_ids", "attention_mask")
+            )
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            rows.append(logits[mask.bool()].float().cpu())
     model.train(was_training)
     return torch.cat(rows)
-
-
-def _share_changed(before: Tensor, after: Tensor) -> float:
-    return float((before.double() != after.double()).double().mean())
-
-
-def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> Tensor:
-    mask = batch["attention_mask"].to(torch_device)
-    logits = model(input_ids=batch["input_ids"].to(torch_device), attention_mask=mask).logits
-    kept: Tensor = logits[mask.bool()]
-    return kept.float().cpu()
 
 
 # Folder next to `model` with the merged weights, if the trainer writes them.
@@ -218,7 +206,7 @@ def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
     model = _loaded(source, dtype, rank)
     if options.lora:
         model = _with_adapter(model, folder)
-    expected = read_logits(request.candidate.golden)
+    expected = load_file(request.candidate.golden / _LOGITS)["logits"]
     error = relative_error(logits_of(model, batches, rank.device), expected)
     if not options.lora:
         return ReadAnswer(logits_error=error)

@@ -308,10 +308,7 @@ LABEL_PROPERTIES = (OWN_ID, OTHERS, ASSISTANT, END, PADDING, CUT_LABELS)
 
 
 def check_labels(
-    subject: Subject,
-    render: Render,
-    tokenizers: Sequence[Tokenizer],
-    chats: Chats = conversations,
+    subject: Subject, render: Render, tokenizers: Sequence[Tokenizer], chats: Chats = conversations
 ) -> SubjectReport:
     """Render all chats with all tokenizers and judge the labels."""
     report = SubjectReport.promising(subject.name, LABEL_PROPERTIES)

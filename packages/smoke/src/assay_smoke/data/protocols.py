@@ -56,11 +56,7 @@ class Render(Protocol):
     """`--render`: converts messages to ids and labels."""
 
     def __call__(
-        self,
-        tokenizer: Tokenizer,
-        messages: Sequence[Message],
-        max_length: int | None,
-        /,
+        self, tokenizer: Tokenizer, messages: Sequence[Message], max_length: int | None, /
     ) -> RenderedChat | None:
         """Render one chat to at most `max_length` ids, or to all of them for None.
 

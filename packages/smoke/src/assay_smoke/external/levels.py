@@ -23,8 +23,7 @@ from assay.judge.levels import (
 )
 from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
-from assay.runs.results import write_results
-from assay.verdicts import Location, Measurement, Outcome, Verdict
+from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.rerun_levels import (
     judge_equivalent,
@@ -34,7 +33,7 @@ from assay_smoke.external.rerun_levels import (
 )
 from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history, rows_of_logs
 from assay_smoke.external.watched_run import Run, require_runnable
-from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
+from assay_smoke.judging import failed_checkpoint, failed_update, find_wrong_movement, write_verdict
 from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
@@ -180,7 +179,7 @@ def judge_updates(cycle: Cycle) -> LevelResult:
     if other := sorted(last.hashes.keys() ^ start.keys()):
         reason = f"parameters differ from the model's: {name_some(other)}"
         return failed(len(last.hashes), reason, "weight-mismatch")
-    found = _judge_movement(last, start, frozen, "tensors outside of `frozen`")
+    found = _find_wrong_movement(last, start, frozen, "tensors outside of `frozen`")
     return found or passed(len(last.hashes), frozen=len(frozen))
 
 
@@ -207,18 +206,17 @@ def _find_nothing_learned(cycle: Cycle) -> str | None:
     )
 
 
-def _judge_movement(
+def _find_wrong_movement(
     last: SavedModel, start: Mapping[str, str], frozen: set[str], what: str
 ) -> LevelResult | None:
-    """Fail if one of the tensors `what` is as at the start, or a frozen one is not."""
-    compared, moved = len(last.hashes), differing_keys(last.hashes, start)
-    if still := sorted(last.hashes.keys() - frozen - moved):
-        words = f"of {compared - len(frozen)} {what} never moved"
-        return failed_update(compared, still, words, "frozen-parameters", step=last.step)
-    if wrong := sorted(frozen & moved):
-        words = f"of {len(frozen)} frozen tensors moved"
-        return failed_update(compared, wrong, words, "optimizer-update", step=last.step)
-    return None
+    trained = last.hashes.keys() - frozen
+    return find_wrong_movement(
+        start,
+        last.hashes,
+        (trained, f"of {len(trained)} {what}"),
+        (frozen, f"of {len(frozen)} frozen tensors"),
+        lambda _: {"step": last.step},
+    )
 
 
 def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
@@ -228,7 +226,7 @@ def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
         words = f"of {total} {_STARTS_AT_ZERO} are zero, as before training, so the adapter changes nothing there"
         return failed_update(compared, empty, words, "adapter-mismatch", step=last.step)
     first = min(cycle.saved.items())[1]
-    found = _judge_movement(last, first.hashes, set(), "tensors of the adapter")
+    found = _find_wrong_movement(last, first.hashes, set(), "tensors of the adapter")
     return found or passed(compared)
 
 
@@ -398,18 +396,17 @@ def run_external(
         first = Run("uninterrupted", library, model, folder, toml.resolve().parent, device)
         cycle = Cycle(first, progress)
         cycle.begin()
-        verdict, measurements = _judge(cycle, toml)
+        verdict = _judge(cycle, toml)
     for run in cycle.runs:
         run.write_timeline(folder)
-    verdict = write_results(verdict, measurements, folder)
     if verdict.verdict is Outcome.PASS:
         for run in cycle.runs:
             shutil.rmtree(run.output, ignore_errors=True)
     return verdict
 
 
-def _judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
-    """Make the remaining runs and judge all levels."""
+def _judge(cycle: Cycle, toml: Path) -> Verdict:
+    """Make the remaining runs, judge all levels and write the verdict."""
     order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST)))
     found = {name: _LEVELS[name][0](cycle) for name in order}
     decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
@@ -418,20 +415,21 @@ def _judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     for name, one in found.items():
         one.level = one.level.model_copy(update={"question": _LEVELS[name][1]})
     first = next((one for one in found.values() if one.is_failed), None)
-    rows = rows_of(found)
     # The numbers of a failure are those of its level; a rule without a ratio has none.
     ratios = [
         row
-        for row in (rows if first is None else first.measurements)
+        for row in (rows_of(found) if first is None else first.measurements)
         if row.statistic != "exact" and (first is None or row.ratio > (row.limit or 1.0))
     ]
     worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
     numbers: DecidingNumbers = EXACT_NUMBERS
     if worst is not None:
         numbers = {"statistic": worst.statistic, "noise_ratio": worst.ratio, "limit": worst.limit}
-    verdict = verdict_of(
+    return write_verdict(
         found,
+        cycle.uninterrupted.folder,
         None if first is None else first.cause,
+        rows_of_logs(cycle),
         model={"name": cycle.library.model},
         reference={"run": "the uninterrupted run"},
         candidate={
@@ -443,4 +441,3 @@ def _judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
         notes=_notes_on(cycle, found),
         **numbers,
     )
-    return verdict, [*rows, *rows_of_logs(cycle)]

@@ -127,8 +127,7 @@ class ExternalLibrary(Record):
         description="new-folder, or copy: a copy of the output without later checkpoints",
     )
     equivalent: Words | None = Field(
-        None,
-        description="a launch line that splits the rows of a step another way; [] for none",
+        None, description="a launch line that splits the rows of a step another way; [] for none"
     )
     losses: Losses = Field(description="a table with `pattern` or `file`")
     checkpoints: Checkpoints = Field(description="a table with `folder`")

@@ -70,8 +70,7 @@ FEATURES: Mapping[str, FeatureEntry] = {
         meaning="only an adapter is trained, the rest is frozen", options={"lora": True}
     ),
     "offload": FeatureEntry(
-        meaning="weights, gradients and moments are kept on the host",
-        trainer_feature="cpu-offload",
+        meaning="weights, gradients and moments are kept on the host", trainer_feature="cpu-offload"
     ),
     "recompute": FeatureEntry(
         meaning="activations are recomputed in backward", trainer_feature="recompute"

@@ -27,14 +27,13 @@ from assay.output.pages import page_environment
 from assay.report.page.html import publish_one
 from assay.report.run_report import read_report
 from assay.runs import Progress, RunFolder, open_progress
-from assay.runs.results import write_results
 from assay.training.trainers.registry import require_trainer
 from assay.verdicts import SCHEMA, Outcome, Record, Verdict, overall_outcome
 from assay_smoke.cases.running import TRAINERS, CaseRun, is_deepspeed, prepare
 from assay_smoke.external.levels import run_external
 from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
-from assay_smoke.judging import verdict_of
+from assay_smoke.judging import write_verdict
 from assay_smoke.machine import failed_part
 from assay_smoke.matrix.rules import (
     HOST,
@@ -227,7 +226,7 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     except AssayError as error:
         not_judged = None if item.is_planned else str(error)
         found = {"run": failed(0, f"could not run: {error}")}
-        verdict = write_results(verdict_of(found, candidate={"case": item.name}), [], folder)
+        verdict = write_verdict(found, folder, candidate={"case": item.name})
     publish_one(read_report(folder))
     seconds, reason, (host, device) = (
         time.monotonic() - begun, reason_of(verdict), peak_memory(folder),
@@ -374,9 +373,7 @@ class SessionOptions:
 
 
 def run_session(
-    options: SessionOptions,
-    output: Path | None,
-    tell: Callable[[CaseResult, int, int], None],
+    options: SessionOptions, output: Path | None, tell: Callable[[CaseResult, int, int], None]
 ) -> tuple[SessionReport, Path]:
     """Run the session that `options` request. Report and page are written even if it is interrupted.
 
