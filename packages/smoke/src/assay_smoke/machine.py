@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 from unittest import mock
@@ -305,7 +304,16 @@ def find_leftovers(
 
 def find_in_group(group: int, patience_seconds: float = PATIENCE_SECONDS) -> list[Leftover]:
     """Find processes of a group other than its leader, and their ports."""
-    left = _wait_for_none(partial(_others_in, group), patience_seconds)
+
+    def find_others() -> list[psutil.Process]:
+        others = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError, PermissionError):
+                if process.pid != group and os.getpgid(process.pid) == group and _runs(process):
+                    others.append(process)
+        return others
+
+    left = _wait_for_none(find_others, patience_seconds)
     found = [Leftover("process", f"{describe(one)} outlived the ranks") for one in left]
     return found + [Leftover("port", text) for text in _ports_of(left)]
 
@@ -331,25 +339,14 @@ def record_leftovers(temporary: Path, found: list[Leftover]) -> Iterator[None]:
             tree.kill()
 
 
-def _others_in(group: int) -> list[psutil.Process]:
-    others = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError, PermissionError):
-            if process.pid != group and os.getpgid(process.pid) == group and _runs(process):
-                others.append(process)
-    return others
-
-
 def ports_taken(ports: Iterable[int]) -> list[int]:
     """Return the ports that are in use on this machine."""
-    taken = []
-    for port in ports:
-        with socket.socket() as probe:
+    taken = [*ports]
+    for port in [*taken]:
+        with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed port is free
-            try:
-                probe.bind(("", port))
-            except OSError:
-                taken.append(port)
+            probe.bind(("", port))
+            taken.remove(port)
     return taken
 
 

@@ -68,15 +68,10 @@ STEPS, RESUME_AT = 4, 2
 _REFERENCE = "cpu/float32"
 
 TRAINERS: dict[Framework, str] = {
-    "one-process": "reference",
-    "ddp": "ddp",
-    "fsdp": "fsdp",
-    "tensor-parallel": "tensor-parallel",
-    "pipeline": "pipeline",
-    "zero1": "deepspeed-zero1",
-    "zero2": "deepspeed-zero2",
+    "one-process": "reference", "ddp": "ddp", "fsdp": "fsdp", "tensor-parallel": "tensor-parallel",
+    "pipeline": "pipeline", "zero1": "deepspeed-zero1", "zero2": "deepspeed-zero2",
     "zero3": "deepspeed-zero3",
-}
+}  # fmt: skip
 
 
 def is_deepspeed(trainer: str) -> bool:
@@ -94,13 +89,9 @@ def options_of(case: Case) -> TrainOptions:
     """Return the training options. Every dp rank and every pipeline stage has at least one micro-batch."""
     shares = 1 if case.framework == "tensor-parallel" else case.cards
     changed = {key: value for entry in _entries(case) for key, value in entry.options.items()}
-    options = TrainOptions(
-        model=f"micro:{case.family}",
-        steps=STEPS,
-        resume_at=RESUME_AT,
-        micro_batches=shares * math.prod(entry.micro_batches for entry in _entries(case)),
-        **changed,
-    )
+    micro_batches = shares * math.prod(entry.micro_batches for entry in _entries(case))
+    base = {"model": f"micro:{case.family}", "steps": STEPS, "resume_at": RESUME_AT}
+    options = TrainOptions(**base, micro_batches=micro_batches, **changed)
     return options_for(options, mesh_of(case), features_of(case))
 
 
@@ -232,7 +223,9 @@ class CaseRun:
         try:
             self._run_worlds(golden, folder, progress)
         except WorldError as error:
-            phase = _stopped_in(folder)
+            files = (folder / "timelines").glob("*/rank-*.jsonl")
+            newest_first = sorted(files, key=lambda file: file.stat().st_mtime)[::-1]
+            phase = next(filter(None, map(where_it_stopped, newest_first)), None)
             ended = failed(0, f"the run ended{f' in {phase}' if phase else ''}: {error}")
             return self._end_early(ended, {"run": _REFERENCE}, folder)
         found = {name: judge(self) for name, judge in _LEVELS.items()}
@@ -427,11 +420,6 @@ def _judge_tear_down(run: CaseRun) -> LevelResult:
     )
 
 
-def _judge_leftovers(run: CaseRun) -> LevelResult:
-    left = name_some([str(one) for one in run.left_behind])
-    return failed(1, left) if left else passed(1)
-
-
 def _by_ratios(name: str, run: CaseRun, judged: list[Judged], notes: list[str]) -> LevelResult:
     over = [item for item in judged if item.failed]
     level = level_of(len(judged), len(over), describe_stages_level(judged))
@@ -522,12 +510,7 @@ _LEVELS: dict[str, Callable[[CaseRun], LevelResult]] = {
     "restart": _judge_restart,
     "users": _judge_reading,
     "tear-down": _judge_tear_down,
-    "left behind": _judge_leftovers,
+    "left behind": lambda run: (
+        failed(1, name_some([*map(str, run.left_behind)])) if run.left_behind else passed(1)
+    ),
 }
-
-
-def _stopped_in(folder: Path) -> str | None:
-    """Return the phase in which the last world ended early."""
-    files = (folder / "timelines").glob("*/rank-*.jsonl")
-    newest_first = sorted(files, key=lambda file: file.stat().st_mtime)[::-1]
-    return next(filter(None, map(where_it_stopped, newest_first)), None)

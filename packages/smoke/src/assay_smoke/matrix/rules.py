@@ -225,7 +225,6 @@ AXES: tuple[Axis, ...] = (
 HOST = "cpu"
 
 _FOLDER = Path(__file__).parent
-
 _TESTS = "packages/smoke/tests/unit/matrix/test_refusals.py::"
 
 
@@ -318,8 +317,6 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 # full: every case.
 Coverage = Literal["one", "pairwise", "full"]
 
-_TABLE = Path(__file__).with_name("cases.toml")
-
 
 def choose_cases(coverage: Coverage, cards: int, rules: Iterable[Rule]) -> list[Case]:
     """Return the cases with this coverage that use at most `cards` cards and that no rule refuses."""
@@ -330,24 +327,15 @@ def choose_cases(coverage: Coverage, cards: int, rules: Iterable[Rule]) -> list[
     return _without_redundant(possible) if coverage == "pairwise" else possible
 
 
-def pairs_of(case: Case) -> Iterator[Pair]:
-    """Yield the pairs of words of a case."""
-    return combinations(case.words.items(), 2)
-
-
 def covered_pairs(cases: Iterable[Case]) -> set[Pair]:
     """Return the pairs of words in `cases`."""
-    return {pair for case in cases for pair in pairs_of(case)}
-
-
-def pair_in_words(pair: Pair) -> str:
-    """Describe a pair, as in "framework fsdp + lora no"."""
-    return " + ".join(word if word == axis else f"{axis} {word}" for axis, word in pair)
+    return {pair for case in cases for pair in combinations(case.words.items(), 2)}
 
 
 @cache
 def _table() -> dict[str, list[Case]]:
-    return {coverage: [*map(case_of, ids)] for coverage, ids in read_toml(_TABLE).items()}
+    listed = read_toml(_FOLDER / "cases.toml")
+    return {coverage: [*map(case_of, ids)] for coverage, ids in listed.items()}
 
 
 def _every_case(cards: int, rules: Iterable[Rule]) -> Iterator[Case]:
@@ -364,11 +352,12 @@ def _without_redundant(cases: Iterable[Case]) -> list[Case]:
     for case in cases:
         if not covered_pairs([case]) <= covered_pairs(taken):
             taken.append(case)
-    counts = Counter(pair for case in taken for pair in pairs_of(case))
+    counts = Counter(pair for case in taken for pair in covered_pairs([case]))
     kept = []
     for case in taken:
-        if all(counts[pair] > 1 for pair in pairs_of(case)):
-            counts.subtract(pairs_of(case))
+        pairs = covered_pairs([case])
+        if all(counts[pair] > 1 for pair in pairs):
+            counts.subtract(pairs)
         else:
             kept.append(case)
     return kept
@@ -484,17 +473,18 @@ def plan_smoke(
         command = f"assay smoke run {case.id}"
         planned.append(PlannedCase(id=case.id, case=case, new_pairs=len(new), command=command))
     possible = covered_pairs(choose_cases("pairwise", cards, rules))
+    # As in "framework fsdp + lora no".
+    uncovered = [
+        " + ".join(word if word == axis else f"{axis} {word}" for axis, word in pair)
+        for pair in sorted(possible - covered)
+    ]
     return SmokePlan(
         schema=SCHEMA,
         vendor=vendor,
         cards=cards,
         coverage=coverage,
         cases=planned,
-        pairs=PairCount(
-            covered=len(covered),
-            possible=len(possible),
-            uncovered=[pair_in_words(pair) for pair in sorted(possible - covered)],
-        ),
+        pairs=PairCount(covered=len(covered), possible=len(possible), uncovered=uncovered),
         notes=[] if vendor == HOST or rules_of_vendor(vendor) else [unknown],
     )
 

@@ -416,30 +416,24 @@ class DeepSpeedTrainer(ReferenceTrainer):
         with redirect_stdout(sys.stderr):
             self.engine: Any = deepspeed.initialize(model=model, optimizer=inner, config=config)[0]
         if LOSS_SCALING in self.plan.features and parse_run(self.plan.run).dtype != "float16":
-            self._scale_by_first()
+            # A fixed loss scale, since DeepSpeed itself scales only in float16.
+            if not hasattr(self.engine.optimizer, "override_loss_scale"):
+                raise UsageError(
+                    f"DeepSpeed has no loss scaling for {self.plan.run} in ZeRO-{self.stage}: use"
+                    " deepspeed-zero2, or float16"
+                )
+            self.engine.optimizer.override_loss_scale(self.first_scale)
         self.partitions = partitions_of(self.engine, self.stage)
         self._gradients = ShownGradients(self.partitions.parameters)
-        self._pause_before(self.engine.basic_optimizer)
-        return PartitionedOptimizer(self.partitions, self.plan.learning_rate)
-
-    def _scale_by_first(self) -> None:
-        """Set a fixed loss scale. DeepSpeed itself scales only in float16."""
-        if not hasattr(self.engine.optimizer, "override_loss_scale"):
-            raise UsageError(
-                f"DeepSpeed has no loss scaling for {self.plan.run} in ZeRO-{self.stage}: use"
-                " deepspeed-zero2, or float16"
-            )
-        self.engine.optimizer.override_loss_scale(self.first_scale)
-
-    def _pause_before(self, optimizer: torch.optim.Optimizer) -> None:
-        step = optimizer.step
+        step = self.engine.basic_optimizer.step
 
         def pause_and_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any optimizer
             if self._paused is not None:
                 self._paused.pause()
             return step(*args, **kwargs)
 
-        optimizer.step = pause_and_step  # type: ignore[method-assign]
+        self.engine.basic_optimizer.step = pause_and_step
+        return PartitionedOptimizer(self.partitions, self.plan.learning_rate)
 
     def parameter_dtype(self) -> str:
         """Return the dtype of the run. DeepSpeed's float32 values are copies."""
@@ -593,7 +587,13 @@ class DeepSpeedTrainer(ReferenceTrainer):
         engine.destroy()
         del self.engine, self.partitions, self._gradients
         if self.stage == _DIVIDED_PARAMETERS:
-            _take_apart(engine, parameters)
+            # ZeRO-3 would keep eleven times the model alive, in cycles through autograd that Python
+            # cannot see.
+            for parameter in parameters:
+                parameter.grad = None
+                vars(parameter).clear()
+            for owner in (engine.optimizer, engine):
+                vars(owner).clear()
         super().teardown()
         self._closing.close()
 
@@ -608,15 +608,3 @@ class Zero3Trainer(DeepSpeedTrainer):
     """ZeRO-3: ranks also divide parameters."""
 
     stage = 3
-
-
-def _take_apart(engine: Any, parameters: Sequence[nn.Parameter]) -> None:  # noqa: ANN401 - of DeepSpeed
-    """Break the references that `destroy` leaves.
-
-    ZeRO-3 would keep eleven times the model alive, in cycles through autograd that Python cannot see.
-    """
-    for parameter in parameters:
-        parameter.grad = None
-        vars(parameter).clear()
-    for owner in (engine.optimizer, engine):
-        vars(owner).clear()
