@@ -198,17 +198,14 @@ def read(request: CaseRequest, _: Progress, rank: Rank) -> ReadAnswer:
 
 
 def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
-    options, checkpoint = request.candidate.options, request.checkpoint
-    batches = TrainingData.read(request.candidate.golden).batches
-    folder = checkpoint / MODEL_FOLDER
-    source = options.model if options.lora else str(folder)
-    dtype = parse_run(request.candidate.candidate).dtype
-    model = _loaded(source, dtype, rank)
-    if options.lora:
-        model = _with_adapter(model, folder)
-    expected = load_file(request.candidate.golden / _LOGITS)["logits"]
-    error = relative_error(logits_of(model, batches, rank.device), expected)
-    if not options.lora:
+    check, folder = request.candidate, request.checkpoint / MODEL_FOLDER
+    batches, dtype = TrainingData.read(check.golden).batches, parse_run(check.candidate).dtype
+    has_adapter = check.options.lora
+    source, adapter = (check.options.model, folder) if has_adapter else (str(folder), None)
+    expected = load_file(check.golden / _LOGITS)["logits"]
+    logits = logits_of(_load(source, dtype, rank, adapter), batches, rank.device)
+    error = relative_error(logits, expected)
+    if not has_adapter:
         return ReadAnswer(logits_error=error)
     return _read_adapter(request, folder, batches, rank).model_copy(update={"logits_error": error})
 
@@ -218,8 +215,8 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
     with tempfile.TemporaryDirectory() as temporary:
         base, merged = Path(temporary) / "base", Path(temporary) / "merged"
         # Saved in float64 first: some models create buffers in the dtype of the loaded file.
-        save_pretrained(_loaded(request.candidate.options.model, "float64", rank), base)
-        model = _with_adapter(_loaded(str(base), "float64", rank), folder)
+        save_pretrained(_load(request.candidate.options.model, "float64", rank), base)
+        model = _load(str(base), "float64", rank, folder)
         logits_of_model = partial(logits_of, batches=batches, device=rank.device)
         unmerged = logits_of_model(model)
         with model.disable_adapter():
@@ -235,22 +232,21 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
             merged = request.checkpoint / MERGED_FOLDER
         else:
             save_pretrained(model.merge_and_unload(), merged)
-        logits["merged, saved and loaded"] = logits_of_model(_loaded(str(merged), "float64", rank))
+        logits["merged, saved and loaded"] = logits_of_model(_load(str(merged), "float64", rank))
         errors = {how: relative_error(one, unmerged) for how, one in logits.items()}
         return ReadAnswer(adapter_effect=effect, merged_errors=errors)
 
 
-def _loaded(source: str, dtype: str, rank: Rank) -> Any:  # noqa: ANN401 - transformers' model
-    return load_model(source, dtype=dtype, device=rank.device.torch_device).model
-
-
-def _with_adapter(model: Any, folder: Path) -> Any:  # noqa: ANN401 - peft's model
+def _load(source: str, dtype: str, rank: Rank, adapter: Path | None = None) -> Any:  # noqa: ANN401 - transformers' or peft's model
+    model: Any = load_model(source, dtype=dtype, device=rank.device.torch_device).model
+    if adapter is None:
+        return model
     from peft import PeftModel
 
     with warnings.catch_warnings():
         # peft uses the old name of an attribute of transformers.
         warnings.simplefilter("ignore", FutureWarning)
-        return PeftModel.from_pretrained(model, folder).eval()
+        return PeftModel.from_pretrained(model, adapter).eval()
 
 
 _METHODS: dict[str, CyclePhase] = {
@@ -311,11 +307,9 @@ def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
 
     A parameter that is whole only during its use, as under ZeRO-3, counts as an even share.
     """
-    total = 0
-    for item in named_parameters(opened.trainer.model):
-        held = local_part(item.tensor).numel() or whole_size(item.tensor) // num_ranks
-        total += held * item.tensor.element_size()
-    return total
+    tensors = [item.tensor for item in named_parameters(opened.trainer.model)]
+    held = [local_part(one).numel() or whole_size(one) // num_ranks for one in tensors]
+    return sum(count * one.element_size() for count, one in zip(held, tensors, strict=True))
 
 
 def live_tensors() -> dict[int, Tensor]:
@@ -327,10 +321,8 @@ def live_tensors() -> dict[int, Tensor]:
 
 def survivors(before: dict[int, Tensor]) -> tuple[int, list[str]]:
     """Return the size of live tensors that are not in `before`, one per storage, and the largest shapes."""
-    new = [tensor for key, tensor in live_tensors().items() if key not in before]
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor for tensor in new if _has_storage(tensor)
-    }
+    new = [one for key, one in live_tensors().items() if key not in before and _has_storage(one)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in new}
     largest = sorted(storages.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())
     shapes = [f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in largest[:_SHOWN]]
     return sum(tensor.untyped_storage().nbytes() for tensor in largest), shapes
