@@ -15,9 +15,8 @@ from assay.models.sources import local_folder, resolve_model
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
-from assay_smoke.external import watched_run
+from assay_smoke import machine
 from assay_smoke.external.levels import run_external
-from assay_smoke.machine import ProcessTree
 from assay_smoke.timelines import phases_of
 
 TOY = Path(__file__).parents[1] / "toy_training.py"
@@ -43,13 +42,14 @@ def facts_of(verdict: Verdict, level: str) -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    trees: list[ProcessTree] = []
+    trees: list[machine.ProcessTree] = []
+    new_tree = machine.ProcessTree
 
-    def kept() -> ProcessTree:
-        trees.append(ProcessTree())
+    def kept() -> machine.ProcessTree:
+        trees.append(new_tree())
         return trees[-1]
 
-    monkeypatch.setattr(watched_run, "ProcessTree", kept)
+    monkeypatch.setattr(machine, "ProcessTree", kept)
     yield
     assert [process for tree in trees for process in tree.living()] == []
 

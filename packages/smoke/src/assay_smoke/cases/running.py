@@ -27,30 +27,13 @@ from assay.runs import Progress
 from assay.runs.folders import locked
 from assay.statistics import Statistic
 from assay.training.check import load_training_limits, options_for
+from assay.training.judging import free_run
 from assay.training.judging.diagnosis import diagnose_free_run
 from assay.training.judging.evidence import FreeEvidence
-from assay.training.judging.free_run import (
-    judge_checkpoint,
-    judge_losses,
-    judge_replicas,
-    judge_trajectory,
-    notes_on_rounding,
-    rows_of_free_run,
-    trajectory_gap,
-)
 from assay.training.protocol import MIXED_PRECISION
 from assay.training.reports import FreeRun, StepRecord, TrainCheck, TrainOptions
 from assay.verdicts import Diagnosis, Location, Measurement, Ratio, Verdict
 from assay_smoke.cases import worlds
-from assay_smoke.cases.worlds import (
-    CHECKPOINT,
-    LAST_CHECKPOINT,
-    TERMINATED_CHECKPOINT,
-    CaseRequest,
-    ReadAnswer,
-    ReferenceAnswer,
-    TrainAnswer,
-)
 from assay_smoke.judging import (
     differing_keys,
     failed_checkpoint,
@@ -157,13 +140,13 @@ class CaseRun:
     trainer: str | None = None
     """Replaces the framework's own trainer."""
     limits: TimeLimits = _LIMITS
-    reference: ReferenceAnswer = field(init=False)
-    trained: list[TrainAnswer] = field(default_factory=list, init=False)
+    reference: worlds.ReferenceAnswer = field(init=False)
+    trained: list[worlds.TrainAnswer] = field(default_factory=list, init=False)
     terminated: list[tuple[list[StepRecord], bool]] = field(default_factory=list, init=False)
     """Steps, and True if SIGTERM arrived."""
     resumed: list[FreeRun] = field(default_factory=list, init=False)
     restarted: list[StepRecord] = field(default_factory=list, init=False)
-    read: list[ReadAnswer] = field(default_factory=list, init=False)
+    read: list[worlds.ReadAnswer] = field(default_factory=list, init=False)
     left_behind: list[Leftover] = field(default_factory=list, init=False)
 
     @cached_property
@@ -260,7 +243,7 @@ class CaseRun:
         kept = golden / "answer.json"
         with locked(golden / "lock"):
             if kept.is_file():
-                self.reference = read_sealed(ReferenceAnswer, kept)
+                self.reference = read_sealed(worlds.ReferenceAnswer, kept)
                 return golden
             world = World({"dp": 1}, "cpu", limits=self.limits, preload=EVERY_CASE)
             request = replace(check, folder=golden)
@@ -270,7 +253,7 @@ class CaseRun:
 
     def _run_worlds(self, golden: Path, folder: Path, progress: Progress) -> None:
         """Run the worlds one after the other, and keep their answers and the processes left."""
-        case, checkpoint = self.case, CHECKPOINT
+        case, checkpoint = self.case, worlds.CHECKPOINT
         trainer = self.trainer or TRAINERS[case.framework]
         candidate = TrainCheck(
             self.options,
@@ -284,7 +267,7 @@ class CaseRun:
         )
 
         def launch(
-            body: Callable[[CaseRequest, Progress, Rank], Any], checkpoint: str = ""
+            body: Callable[[worlds.CaseRequest, Progress, Rank], Any], checkpoint: str = ""
         ) -> list[Any]:
             """Run `body` on every rank of a world, which gets its name, and return the answers by rank."""
             name = body.__name__
@@ -294,7 +277,7 @@ class CaseRun:
             preload = preload_for(case, trainer, self.device)
             world = World(mesh, self.device, limits=self.limits, preload=preload)
             timelines = folder / "timelines" / name
-            request = CaseRequest(candidate, case.checkpoint, timelines, folder / checkpoint)
+            request = worlds.CaseRequest(candidate, case.checkpoint, timelines, folder / checkpoint)
             with progress.step(f"{case.id}: {name}"):
                 return call(
                     body,
@@ -307,14 +290,14 @@ class CaseRun:
         with record_leftovers(folder / "temporary", self.left_behind):
             self.trained = launch(worlds.train)
             if case.interruption == "sigterm":
-                checkpoint = TERMINATED_CHECKPOINT
+                checkpoint = worlds.TERMINATED_CHECKPOINT
                 self.terminated = launch(worlds.terminate)
             if (folder / checkpoint).is_dir():
                 self.resumed = launch(worlds.resume, checkpoint)
-            if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                self.restarted = launch(worlds.restart, CHECKPOINT)
-            if (folder / LAST_CHECKPOINT).is_dir():
-                self.read = launch(worlds.read, LAST_CHECKPOINT)
+            if case.checkpoint == "hugging-face" and (folder / worlds.CHECKPOINT).is_dir():
+                self.restarted = launch(worlds.restart, worlds.CHECKPOINT)
+            if (folder / worlds.LAST_CHECKPOINT).is_dir():
+                self.read = launch(worlds.read, worlds.LAST_CHECKPOINT)
 
 
 def held_at_end(run: FreeRun) -> dict[str, str]:
@@ -354,26 +337,28 @@ def _judge_movement(run: CaseRun) -> LevelResult:
 
 
 def _judge_losses(run: CaseRun) -> LevelResult:
-    curves = rows_of_free_run(run.free)
+    curves = free_run.rows_of_free_run(run.free)
     for rank, answer in enumerate(run.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
             if not math.isfinite(step.loss):
                 reason = f"loss {step.loss} in step {step.step}"
                 location = Location(phase="forward", step=step.step, rank=rank)
                 return failed(1, reason, "non-finite", location).with_rows(curves)
-    judged, notes = judge_losses(run.free)
+    judged, notes = free_run.judge_losses(run.free)
     if judged is None:
         return not_compared(notes[0]).with_rows(curves, notes)
     return _by_ratios("loss", run, [judged], notes).with_rows(curves)
 
 
 def _judge_updates(run: CaseRun) -> LevelResult:
-    if gap := trajectory_gap(run.free):
+    if gap := free_run.trajectory_gap(run.free):
         return not_compared(gap)
-    judged = [item for item in judge_trajectory(run.free) if "resumed" not in item.port.port]
+    judged = [
+        item for item in free_run.judge_trajectory(run.free) if "resumed" not in item.port.port
+    ]
     if not judged:
         return not_compared(_RANKS_DRAW)
-    return _by_ratios("updates", run, judged, notes_on_rounding(run.free))
+    return _by_ratios("updates", run, judged, free_run.notes_on_rounding(run.free))
 
 
 def _judge_resume(run: CaseRun) -> LevelResult:
@@ -381,8 +366,8 @@ def _judge_resume(run: CaseRun) -> LevelResult:
     if not run.resumed:
         return _failed_checkpoint(run, "no checkpoint was left to resume from")
     free = run.in_new_processes
-    result = judge_checkpoint(free)
-    apart = [item for item in judge_trajectory(free) if item.failed]
+    result = free_run.judge_checkpoint(free)
+    apart = [item for item in free_run.judge_trajectory(free) if item.failed]
     if apart and result.cause is None:
         return _by_ratios("resume", run, apart, result.notes)
     rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
@@ -478,7 +463,7 @@ def _judge_restart(run: CaseRun) -> LevelResult:
     return _failed_checkpoint(run, reason, 1, rows)
 
 
-def _adapter_problem(answer: ReadAnswer) -> str | None:
+def _adapter_problem(answer: worlds.ReadAnswer) -> str | None:
     if answer.adapter_effect is None:
         return None
     if not answer.adapter_effect > 0:
@@ -503,8 +488,8 @@ _LEVELS: dict[str, Callable[[CaseRun], LevelResult]] = {
     "trained": _judge_movement,
     "loss": _judge_losses,
     "updates": _judge_updates,
-    "replicas": lambda run: judge_replicas(run.free),
-    "checkpoint": lambda run: judge_checkpoint(run.free),
+    "replicas": lambda run: free_run.judge_replicas(run.free),
+    "checkpoint": lambda run: free_run.judge_checkpoint(run.free),
     "sigterm": _judge_termination,
     "resume": _judge_resume,
     "restart": _judge_restart,

@@ -43,16 +43,9 @@ from assay.training.reports import (
     TrainCheck,
     TrainerReport,
 )
+from assay.training.state import states
 from assay.training.state.files import fingerprint, read_golden_state, state_file, write_state
 from assay.training.state.parameters import local_part, named_parameters
-from assay.training.state.states import (
-    collect_state,
-    current_state,
-    hash_held_parts,
-    inject_state,
-    shared_parameters,
-    trajectory_of,
-)
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, declared_traits, describe_trainer
 from assay.verdicts import Number, Record
@@ -143,7 +136,7 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
 
     noise = TrustedSide(request, device, None)
     free = noise.train_freely(batches, initial)
-    ended = collect_state(noise.trainer, device.torch_device)["model"]
+    ended = states.collect_state(noise.trainer, device.torch_device)["model"]
     before = initial["model"]
     unequal = {name: before[name].double() != value.double() for name, value in ended.items()}
     report = ReferenceReport(
@@ -151,11 +144,11 @@ def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnsw
         reference=describe_run(device, run) | {"yardstick": wide},
         yardstick=LossCurve.of(recorded),
         noise=LossCurve.of(free),
-        noise_trajectory=trajectory_of(noise.trainer.model, end),
+        noise_trajectory=states.trajectory_of(noise.trainer.model, end),
         num_tokens=[step.num_tokens for step in recorded],
         num_rows=count_rows(batches),
         num_trainable=facts["num_trainable"],
-        shared=shared_parameters(noise.trainer.model),
+        shared=states.shared_parameters(noise.trainer.model),
         draws=draws,
     )
     error = relative_error(logits_of(noise.trainer.model, batches, device), logits)
@@ -299,7 +292,7 @@ class WatchedSide(CandidateSide):
 
 def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
     """Hash every whole parameter and buffer. A collective."""
-    return fingerprint({"model": current_state(opened.trainer, torch_device)["model"]})
+    return fingerprint({"model": states.current_state(opened.trainer, torch_device)["model"]})
 
 
 def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
@@ -350,7 +343,7 @@ def _train(
     opened = side.open()
     begin = side.begin(opened)
     trainer = opened.trainer
-    inject_state(trainer, begin.own, side.device.torch_device)
+    states.inject_state(trainer, begin.own, side.device.torch_device)
     before = hash_model(opened, side.device.torch_device)
     described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
     parameter_bytes = held_parameter_bytes(opened, rank.size)
@@ -369,7 +362,7 @@ def terminate(request: CaseRequest, _: Progress, rank: Rank) -> tuple[list[StepR
     side = WatchedSide(request, rank)
     opened = side.open()
     begin = side.begin(opened)
-    inject_state(opened.trainer, begin.own, side.device.torch_device)
+    states.inject_state(opened.trainer, begin.own, side.device.torch_device)
     steps: list[StepRecord] = []
     signals: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
@@ -415,8 +408,8 @@ def resume(request: CaseRequest, _: Progress, rank: Rank) -> FreeRun:
     end = read_golden_state(side.golden, len(side.batches))
     resumed = FreeRun(
         resumed=steps,
-        held=[[*hash_held_parts(opened.trainer).items()]],
-        resumed_trajectory=trajectory_of(opened.trainer.model, end),
+        held=[[*states.hash_held_parts(opened.trainer).items()]],
+        resumed_trajectory=states.trajectory_of(opened.trainer.model, end),
     )
     opened.trainer.save(side.folder / LAST_CHECKPOINT)
     opened.trainer.teardown()

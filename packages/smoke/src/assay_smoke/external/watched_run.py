@@ -31,19 +31,8 @@ from assay.foreign_text import shorten
 from assay.launch.failures import describe_place, last_words, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
+from assay_smoke import machine
 from assay_smoke.external.library import ExternalLibrary, Losses, fill, read_library, require_files
-from assay_smoke.machine import (
-    FULL_DISK,
-    Leftover,
-    MemoryUse,
-    MemoryWatch,
-    ProcessTree,
-    Snapshot,
-    describe,
-    find_leftovers,
-    free_port,
-    ports_taken,
-)
 from assay_smoke.timelines import CyclePhase, PhaseTime
 
 
@@ -66,7 +55,7 @@ def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibr
     if not any(shutil.which(name, path=path) for name in (program, str(toml.parent / program))):
         hint = library.install or "install it, or give its path"
         raise UnreadableFileError(f"launch: the program {program!r} was not found: {hint}")
-    if taken := ports_taken(library.ports):
+    if taken := machine.ports_taken(library.ports):
         raise MachineError(
             f"port {taken[0]} of `ports` is taken: end the process that listens there (ss -ltnp), or"
             " write {port} in the launch line for a free one"
@@ -204,9 +193,9 @@ class Run:
     """Phase in which a time limit passed."""
     waits: list[str] = field(default_factory=list, init=False)
     """Places where the processes of a hung run waited."""
-    leftovers: list[Leftover] = field(default_factory=list, init=False)
-    host: MemoryUse = field(default=MemoryUse(0, 0, 0), init=False)
-    on_device: MemoryUse | None = field(default=None, init=False)
+    leftovers: list[machine.Leftover] = field(default_factory=list, init=False)
+    host: machine.MemoryUse = field(default=machine.MemoryUse(0, 0, 0), init=False)
+    on_device: machine.MemoryUse | None = field(default=None, init=False)
     began_at: float = field(default=0.0, init=False)
     ended_at: float = field(default=0.0, init=False)
 
@@ -238,7 +227,7 @@ class Run:
 
     def command(self) -> list[str]:
         """Return the words of the launch line, with a free port for {port}."""
-        values = self.placeholders | {"port": free_port()}
+        values = self.placeholders | {"port": machine.free_port()}
         words = [fill(word, values) for word in self.library.launch]
         if self.resume_from is not None:
             values["resume_from"] = self.resume_from.resolve()
@@ -293,7 +282,7 @@ class Run:
             return f"{run} hung in {self.hung_in}, {where}: over {limit:g} s{self.describe_waits()}"
         if not self.exit_code:
             return None
-        full = next((f"{words}: " for words in FULL_DISK if words in self.last_lines), "")
+        full = next((f"{words}: " for words in machine.FULL_DISK if words in self.last_lines), "")
         return f"{full}{run} {exit_in_words(self.exit_code)} {where}; {self._last_line}"
 
     def describe_waits(self) -> str:
@@ -394,17 +383,17 @@ def make(run: Run, progress: Progress) -> Run:
 
     Raises: MachineError if it cannot start; LossesError for a malformed log.
     """
-    tree = ProcessTree()
+    tree = machine.ProcessTree()
     run.output.mkdir(parents=True, exist_ok=True)
     with temporary_folder("assay-smoke-") as temporary:
-        before = Snapshot.take(temporary)
+        before = machine.Snapshot.take(temporary)
         try:
-            with MemoryWatch(tree, run.device) as memory:
+            with machine.MemoryWatch(tree, run.device) as memory:
                 progress.note(f"{run.name}: prints to {run.log}")
                 _Watch(run, tree, progress).until_end({"TMPDIR": str(temporary)})
                 if run.hung_in is None:  # otherwise it could not clean up
                     allowed = run.library.leftovers_allowed
-                    run.leftovers = find_leftovers(before, tree, allowed=allowed)
+                    run.leftovers = machine.find_leftovers(before, tree, allowed=allowed)
         finally:
             tree.kill()
         run.host, run.on_device = memory.host, memory.device
@@ -414,7 +403,7 @@ def make(run: Run, progress: Progress) -> Run:
 class _Watch:
     """Starts the process of a run and reads its losses until it ends or a time limit passes."""
 
-    def __init__(self, run: Run, tree: ProcessTree, progress: Progress) -> None:
+    def __init__(self, run: Run, tree: machine.ProcessTree, progress: Progress) -> None:
         self._run, self._tree, self._progress = run, tree, progress
         file = run.library.losses.file
         path = None if file is None else run.working_folder / fill(file, run.placeholders)
@@ -534,7 +523,7 @@ class _Watch:
 
 def _abort(process: psutil.Process, log: Path) -> str:
     """Abort a process and describe where it was. log: file with its standard error."""
-    name, asleep, begin = describe(process), "", log.stat().st_size
+    name, asleep, begin = machine.describe(process), "", log.stat().st_size
     with suppress(OSError):
         asleep = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
     with suppress(psutil.Error, OSError, ValueError):

@@ -35,17 +35,7 @@ from assay_smoke.external.library import COMMAND
 from assay_smoke.external.watched_run import require_runnable
 from assay_smoke.judging import write_verdict
 from assay_smoke.machine import failed_part
-from assay_smoke.matrix.rules import (
-    HOST,
-    Case,
-    Coverage,
-    case_of,
-    check_compatible,
-    compile_expression,
-    covered_pairs,
-    plan_smoke,
-    rules_for,
-)
+from assay_smoke.matrix import rules
 from assay_smoke.timelines import CyclePhase, PhaseSeconds, peak_memory, phases_of
 from assay_smoke.trainers.deepspeed.trainer import require_deepspeed
 
@@ -185,7 +175,7 @@ class SessionItem:
 
 
 def case_item(
-    case: Case, device: str, references: Path, trainer: str | None, timeout: float
+    case: rules.Case, device: str, references: Path, trainer: str | None, timeout: float
 ) -> SessionItem:
     """Make the item of a case; see `CaseRun`. timeout: of a world, in seconds."""
     collective = min(_COLLECTIVE_SECONDS, timeout / 2)
@@ -358,7 +348,7 @@ class SessionOptions:
     own_device: str | None = None
     """None: the host for cases, and that of its file for a library."""
     precision: str | None = None
-    coverage: Coverage = "pairwise"
+    coverage: rules.Coverage = "pairwise"
     cards: int | None = None
     budget_seconds: float = inf
     """Time after which no item starts."""
@@ -369,7 +359,7 @@ class SessionOptions:
     @property
     def device(self) -> str:
         """Return the device of cases."""
-        return self.own_device or HOST
+        return self.own_device or rules.HOST
 
 
 def run_session(
@@ -405,7 +395,7 @@ def run_session(
             cases=results,
             not_run=[item.name for item in items if item.name not in ran],
             seconds=time.monotonic() - begun,
-            pairs_covered=len(covered_pairs(case for case in cases if case.id in ran)),
+            pairs_covered=len(rules.covered_pairs(case for case in cases if case.id in ran)),
             pairs_possible=num_pairs,
         )
         write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
@@ -413,23 +403,25 @@ def run_session(
     return report, page
 
 
-def _choose(options: SessionOptions, references: Path) -> tuple[list[SessionItem], list[Case], int]:
+def _choose(
+    options: SessionOptions, references: Path
+) -> tuple[list[SessionItem], list[rules.Case], int]:
     """Return the items, their cases, and the number of possible pairs of values; 0 without a plan."""
     commands = [name for name in options.names if name.startswith(COMMAND)]
-    cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
+    cases = [rules.case_of(name) for name in options.names if not name.startswith(COMMAND)]
     num_pairs, device = 0, open_device(options.device)
     vendor = device.vendor.name
     if not options.names:
-        cards = options.cards or (_HOST_CARDS if vendor == HOST else device.count())
-        plan = plan_smoke(vendor, cards, options.coverage, options.keyword)
+        cards = options.cards or (_HOST_CARDS if vendor == rules.HOST else device.count())
+        plan = rules.plan_smoke(vendor, cards, options.coverage, options.keyword)
         cases, num_pairs = [planned.case for planned in plan.cases], plan.pairs.possible
-    rules = rules_for(vendor)
+    refusing = rules.rules_for(vendor)
     for case in cases:
-        if reason := check_compatible(case, rules):
+        if reason := rules.check_compatible(case, refusing):
             raise UsageError(f"{case.id} cannot be run: {reason}")
         if options.cards is not None and case.cards > options.cards:
             raise UsageError(f"{case.id} needs {case.cards} cards, and --cards is {options.cards}")
-    matches = compile_expression(options.keyword)
+    matches = rules.compile_expression(options.keyword)
     cases = [
         case for case in cases if matches(case.id) and options.precision in (None, case.precision)
     ]
@@ -464,7 +456,7 @@ def _require_items(options: SessionOptions, names: list[str]) -> None:
             raise UsageError(f"{name} is given {number} times: each name runs once")
 
 
-def _require_libraries(cases: list[Case]) -> None:
+def _require_libraries(cases: list[rules.Case]) -> None:
     """Raise UsageError if a case needs a library that is not installed."""
     waiting = [case.id for case in cases if is_deepspeed(TRAINERS[case.framework])]
     try:
