@@ -31,11 +31,6 @@ class PhaseTime(Record):
     device_bytes: int = Field(default=0, ge=0)
     """Peak device memory within the phase. On a CPU, peak memory of the process."""
 
-    @property
-    def name(self) -> str:
-        """Return the name, as in `step 2`."""
-        return self.phase if self.number is None else f"{self.phase} {self.number}"
-
 
 class Timeline:
     """Writes a line when a phase begins and another when it ends."""
@@ -49,19 +44,13 @@ class Timeline:
     def phase(self, phase: CyclePhase, number: int | None = None) -> Iterator[None]:
         """Record the block as a phase, which ends after the device has finished its work."""
         self._device.reset_peak_memory()
-        begun = PhaseTime(phase=phase, number=number, begin=time.time())
-        self._write(begun)
+        one = PhaseTime(phase=phase, number=number, begin=time.time())
+        self._write(one)
         yield
         self._device.synchronize()
-        self._write(
-            begun.model_copy(
-                update={
-                    "end": time.time(),
-                    "host_bytes": peak_resident_bytes(),
-                    "device_bytes": self._device.peak_memory_bytes(),
-                }
-            )
-        )
+        one.end, one.host_bytes = time.time(), peak_resident_bytes()
+        one.device_bytes = self._device.peak_memory_bytes()
+        self._write(one)
 
     def _write(self, phase: PhaseTime) -> None:
         self._file.write(phase.model_dump_json() + "\n")
@@ -81,9 +70,11 @@ def read_timeline(path: Path) -> list[PhaseTime]:
 
 
 def where_it_stopped(path: Path) -> str | None:
-    """Return the last unfinished phase, or None if the process ended between two phases."""
-    unfinished = [phase.name for phase in read_timeline(path) if phase.end is None]
-    return unfinished[-1] if unfinished else None
+    """Return the last unfinished phase, as "step 2", or None if the process ended between two phases."""
+    for one in read_timeline(path)[::-1]:
+        if one.end is None:
+            return one.phase if one.number is None else f"{one.phase} {one.number}"
+    return None
 
 
 class PhaseSeconds(Record):

@@ -128,7 +128,12 @@ def check_dataset(
     report = SubjectReport.promising(subject.name, DATASET_PROPERTIES)
     seed_generators(_SEED)
     with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
-        dataset = make_dataset(_equal_samples())
+        # Long enough that equal maskings by chance are unlikely.
+        ids = list(range(ord("a"), ord("z") + 1)) * 3
+        mask = [1] * len(ids)
+        dataset = make_dataset(
+            [Feature(input_ids=[*ids], attention_mask=[*mask]) for _ in range(_NUM_ITEMS)]
+        )
         if len(dataset) != _NUM_ITEMS:
             raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
         items = ComputedItems(len(dataset), partial(_label, dataset))
@@ -200,12 +205,6 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
             if draw.values[name] != other.values[name]:
                 reason = f"two runs with equal seeds draw different numbers from {name}"
                 yield Fault(REPEATABLE_NUMBERS, reason, (draw.show(name), other.show(name)))
-
-
-def _equal_samples() -> list[Feature]:
-    # Long enough that equal maskings by chance are unlikely.
-    ids = list(range(ord("a"), ord("z") + 1)) * 3
-    return [Feature(input_ids=list(ids), attention_mask=[1] * len(ids)) for _ in range(_NUM_ITEMS)]
 
 
 def _as_text(item: object) -> str:

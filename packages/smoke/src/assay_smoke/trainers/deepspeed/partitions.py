@@ -99,12 +99,10 @@ class Partitions(ABC):
         """Replace all moments: one state per parameter, empty for a parameter without a step."""
         states = self._engine.basic_optimizer.state
         count = max((float(one[COUNT]) for one in moments if COUNT in one), default=0.0)
+        is_torchs = isinstance(self._engine.basic_optimizer, torch.optim.AdamW)
         for flat in self.flats():
-            states[flat] = {
-                COUNT: self._as_counted(count),
-                "exp_avg": torch.zeros_like(flat.detach()),
-                "exp_avg_sq": torch.zeros_like(flat.detach()),
-            }
+            zeros = {name: torch.zeros_like(flat.detach()) for name in ("exp_avg", "exp_avg_sq")}
+            states[flat] = {COUNT: torch.tensor(count) if is_torchs else int(count)} | zeros
         for parameter, values in zip(self.parameters, moments, strict=True):
             for name, value in values.items():
                 if name != COUNT:
@@ -113,11 +111,6 @@ class Partitions(ABC):
 
     def _relink(self) -> None:  # noqa: B027 - only Zero12 keeps views
         """Renew the views of the moments that DeepSpeed keeps."""
-
-    def _as_counted(self, count: float) -> Tensor | int:
-        """Convert a step count to the type that the optimizer keeps."""
-        is_torchs = isinstance(self._engine.basic_optimizer, torch.optim.AdamW)
-        return torch.tensor(count) if is_torchs else int(count)
 
     def read(self, parameter: nn.Parameter, held: Held) -> Tensor:
         """Assemble a value of `parameter` from all ranks: float32, in its shape."""

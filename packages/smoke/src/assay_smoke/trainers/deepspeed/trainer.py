@@ -328,7 +328,10 @@ def deepspeed_config(
     config: dict[str, Any] = {
         # DeepSpeed only counts samples by it. Micro-batches may have other numbers of rows.
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": num_accumulated(plan),
+        # Of each rank: its share, or one if micro-batches are packed.
+        "gradient_accumulation_steps": (
+            1 if PACKED in plan.features else plan.micro_batches // plan.mesh.get("dp", 1)
+        ),
         # Without it DeepSpeed clips at 1.0.
         "gradient_clipping": plan.max_grad_norm,
         "zero_optimization": _zero(stage, num_elements, "cpu-offload" in plan.features),
@@ -345,11 +348,6 @@ def deepspeed_config(
         config["data_types"] = {"grad_accum_dtype": "fp32"}
         config["communication_data_type"] = "fp32"
     return config
-
-
-def num_accumulated(plan: TrainingPlan) -> int:
-    """Return the micro-batches of each rank in a step: its share, or one if they are packed."""
-    return 1 if PACKED in plan.features else plan.micro_batches // plan.mesh.get("dp", 1)
 
 
 def _zero(stage: int, num_elements: int, offload: bool) -> dict[str, Any]:  # noqa: FBT001
