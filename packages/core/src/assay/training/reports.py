@@ -320,6 +320,8 @@ class ReplayFindings:
     """Phases whose method was called without showing its result, each with the reason."""
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     """Step and number of each micro-batch of this process."""
+    clipped_early: list[int] = field(default_factory=list)
+    """Steps in which a micro-batch began after the gradients were clipped."""
     packed: list[tuple[int, ...]] = field(default_factory=list)
     """Numbers of micro-batches that were run as one."""
     unapplied: list[str] = field(default_factory=list)

@@ -56,6 +56,39 @@ def test_loop_without_methods_for_loss_and_backward_is_compared_but_for_its_labe
     assert {verdict.levels[name].verdict for name in levels} == {Outcome.PASS}
 
 
+CLIPPING = "norm = self.clip_gradients(self.plan.max_grad_norm)"
+NOT_CLIPPED = ("self.model.parameters(), max_norm)", "self.model.parameters(), float('inf'))")
+IN_THE_LOOP = (f"        {CLIPPING}", f"            {CLIPPING}")
+
+
+@pytest.mark.parametrize("hides_backward", [True, False])
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (NOT_CLIPPED, None),
+        (IN_THE_LOOP, "gradients are clipped in the middle of a step"),
+    ],
+)
+def test_wrong_clipping_is_named_whether_or_not_backward_is_a_method(
+    check_plant: CheckPlant, tmp_path: Path, plant: tuple[str, str], reason: str | None,
+    hides_backward: bool,
+) -> None:  # fmt: skip
+    wrong = tmp_path / "wrong_trainer.py"
+    source = EXAMPLE.read_text(encoding="utf-8").replace(*plant)
+    wrong.write_text(
+        source.replace("self.backward(loss)", "loss.backward()") if hides_backward else source
+    )
+    verdict = check_plant(trainer=f"{wrong}:OwnTrainer")
+
+    assert verdict.diagnosis == "clip-norm"
+    assert verdict.location is not None
+    assert (verdict.location.phase, verdict.location.module) == ("clip", None)
+    if reason:
+        assert reason in str(verdict)
+    elif hides_backward:
+        assert "the norm before clipping agrees with the reference's" in str(verdict)
+
+
 @pytest.mark.parametrize("name", ["SavesTorchGenerator", "SeedsPythonInEveryStep"])
 def test_only_generators_that_steps_depend_on_have_to_be_saved(
     check_plant: CheckPlant, name: str

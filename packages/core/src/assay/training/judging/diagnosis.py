@@ -10,7 +10,7 @@ from assay.judge.levels import DiagnosedFault
 from assay.judge.replays import FailedStage, Judged
 from assay.judge.results import PortResult
 from assay.noise import error_beyond
-from assay.replay.gradients import LabelDifference, ScaledStep, was_read_scaled
+from assay.replay.gradients import ScaledStep, was_read_scaled
 from assay.sites import Phase
 from assay.training.judging.evidence import (
     PARAMETER_PREFIX,
@@ -28,6 +28,7 @@ from assay.training.judging.evidence import (
     parameter_of,
 )
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
+from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import PHASE_METHODS, TrainingPlan
 from assay.training.replay.step_values import NORM
 from assay.training.reports import GradientShare, TrainerReport
@@ -394,7 +395,19 @@ class Signature:
 
     def is_hidden_backward_wrong(self) -> bool:
         """Return True if backward is not visible, and no clipping explains the gradients after it."""
-        return self.hides_backward and not self.are_scaled_alike()
+        return self.hides_backward and not (self.are_scaled_alike() or self.is_norm_right())
+
+    def is_norm_right(self) -> bool:
+        """Return True if the norm before clipping is known, and the reference's."""
+        norms = [item for item in self.groups["stage-clip"].judged if item.port.port == NORM]
+        return bool(norms) and not any(item.failed for item in norms)
+
+    def form_of_clipping(self) -> str | None:
+        """Name the factor of all clipped gradients, or else what the norm before clipping shows."""
+        right = (
+            "the norm before clipping agrees with the reference's" if self.is_norm_right() else None
+        )
+        return self.factor() or right
 
     def do_most_fail(self) -> bool:
         """Return True if more than half of all modules fail, so that no single module is at fault."""
@@ -565,6 +578,18 @@ def _frozen(evidence: TrainEvidence, names: list[str], how: str) -> DiagnosedFau
     return DiagnosedFault("frozen-parameters", location, reason)
 
 
+def find_early_clipping(evidence: TrainEvidence) -> DiagnosedFault | None:
+    """Find clipping before the last micro-batch, whose gradients are then added to clipped ones."""
+    steps = evidence.report.replay.clipped_early
+    if not steps:
+        return None
+    reason = (
+        "gradients are clipped in the middle of a step, and later micro-batches add to clipped ones"
+        f" ({describe_steps(steps)})"
+    )
+    return DiagnosedFault("clip-norm", Location(phase="clip", step=steps[0]), reason)
+
+
 def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> DiagnosedFault | None:
     """Find parameters that the reference trains and that this run neither trains nor moves."""
     moved = {
@@ -592,47 +617,6 @@ def find_unexpectedly_trained(evidence: FreeEvidence) -> DiagnosedFault | None:
 def _moves(item: Judged) -> bool:
     sums = item.port.sums
     return sums.ee + 2 * sums.de + sums.dd > SAME_SUM * (sums.ee + sums.dd)
-
-
-_LABEL_FAULTS = {
-    "not-shifted": "{count} labels are not shifted: each position is trained on its own token, not on"
-    " the next one",
-    "shifted-twice": "{count} labels are shifted twice: each position is trained on the token after the"
-    " next one",
-    "prompt": "prompts are trained on: {count} of their tokens are labels, which the reference masks",
-    "padding": "padding is trained on: {count} labels, which the reference masks",
-    "masked": "{count} labels are masked that the reference trains on",
-    "other": "{count} labels are other tokens than the reference's",
-}
-
-
-def find_wrong_labels(labels: Sequence[LabelDifference]) -> DiagnosedFault | None:
-    """Describe wrong labels and their rows. Return None if all labels agree."""
-    if not labels:
-        return None
-    facts = []
-    for fault, words in _LABEL_FAULTS.items():
-        found = [one for one in labels if one.fault == fault]
-        if found:
-            count = sum(one.count for one in found)
-            facts.append(f"{words.format(count=f'{count:,}')} ({_describe_rows(found)})")
-    step = min(one.step for one in labels)
-    location = Location(phase="inputs", step=step, module="")
-    return DiagnosedFault("inputs-differ", location, f"labels: {'; '.join(facts)}")
-
-
-def _describe_rows(labels: Sequence[LabelDifference]) -> str:
-    """Describe the rows of the first step of `labels`, and the number of later steps."""
-    first = min(one.step for one in labels)
-    rows: dict[int, list[str]] = {}
-    for one in sorted(labels, key=lambda one: (one.micro_batch, one.row)):
-        if one.step == first and str(one.row) not in rows.setdefault(one.micro_batch, []):
-            rows[one.micro_batch].append(str(one.row))
-    places = ", ".join(
-        f"micro-batch {number} row{'s' if len(found) > 1 else ''} {' and '.join(found)}"
-        for number, found in rows.items()
-    )
-    return f"{places} of {describe_steps(one.step for one in labels)}"
 
 
 _Finder = Callable[[Signature], DiagnosedFault | None]
@@ -667,6 +651,7 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (_ALL, _find_other_weights),
     (_ALL, lambda s: find_unexpectedly_trained(s.evidence)),
     (_ALL, _find_frozen),
+    (("backward", "reduce", "clip", "optimizer"), lambda s: find_early_clipping(s.evidence)),
     (("backward", "clip"), lambda s: find_kept_gradients(s.evidence, s.here)),
     (("backward",), _find_shares),
     (("forward",), lambda s: _find_shares(s) if s.is_of_loss() else None),
@@ -693,7 +678,7 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("clip",), _if(lambda s: s.is_hidden_backward_wrong() and s.are_zero(), "frozen-parameters", at=_BACKWARD | _EVERYWHERE)),
     (("clip",), _if(Signature.is_hidden_backward_wrong, "missing-reduction", at=_BACKWARD | _EVERYWHERE)),
     (("clip",), _if(lambda s: not s.hides_backward and is_norm_off_by_one_factor(s.evidence), "loss-scale", at=_EVERYWHERE)),
-    (("clip",), _if(_else, "clip-norm", Signature.factor, _EVERYWHERE)),
+    (("clip",), _if(_else, "clip-norm", Signature.form_of_clipping, _EVERYWHERE)),
     (("optimizer",), _if(lambda s: not s.here.parameter or s.do_most_fail(), "optimizer-update", Signature.form_of_updates, _EVERYWHERE)),
     (("optimizer",), _if(_else, "optimizer-update", Signature.form_of_updates)),
 )  # fmt: skip

@@ -171,7 +171,7 @@ def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
 _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys((
         "partial_modules", "unmeasured_ports", "notes", "weights_different", "adapter_start",
-        "packed", "not_loaded", "changed_by_skipping", "logit_gradients", "labels",
+        "clipped_early", "packed", "not_loaded", "changed_by_skipping", "logit_gradients", "labels",
         "scaled_steps", "not_in_optimizer", "frozen", "unexpectedly_trained", "saved",
         "settings", "changed_by_saving", "not_restored", "ended_otherwise", "parameters",
         "copied", "moments", "rounded", "kept",

@@ -35,7 +35,6 @@ from assay.training.judging.diagnosis import (
     diagnose_replay,
     find_left_out,
     find_unexpectedly_trained,
-    find_wrong_labels,
     is_scale_removed,
     notes_on_scale,
     stands_still,
@@ -68,6 +67,7 @@ from assay.training.judging.free_run import (
     rows_of_free_run,
     trajectory_gap,
 )
+from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
 from assay.training.reports import TrainerReport
 from assay.verdicts import (

@@ -87,7 +87,7 @@ class StepObserver:
         self.of_parameters = ObservedGradients(handler, self._late, self.of_gradients)
         self._step = 0
         self._batch: Sequence[MicroBatch] = ()
-        self._is_updating = False
+        self._is_updating = self._is_clipped = False
         self._losses: list[tuple[tuple[int, ...], Tensor]] = []
 
     @contextmanager
@@ -130,7 +130,7 @@ class StepObserver:
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step of the trainer, and observe it."""
-        self._step, self._batch = step, batch
+        self._step, self._batch, self._is_clipped = step, batch, False
         with suspended_modes():
             self.of_parameters.begin_step(step)
             self.handler.begin_step(step)
@@ -187,6 +187,7 @@ class StepObserver:
     def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> tuple[int, ...]:
         """Begin a micro-batch, or several that run as one; return their numbers."""
         numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
+        self.found.clipped_early += [self._step] * self._is_clipped
         self.found.micro_batches_run += [(self._step, number) for number in numbers]
         timeline = None
         if isinstance(batch, Mapping) and main_input(batch) is not None:
@@ -277,6 +278,7 @@ class StepObserver:
         self.found.seen.add("clip")
         self._observe_gradients("backward")
         norm = original(*args, **kwargs)
+        self._is_clipped = True
         if "clip" in self._late:
             return norm
         with suspended_modes():
@@ -396,7 +398,7 @@ class ReplayedSteps(StepObserver):
         owners: list[tuple[Any, Sequence[str]]] = [
             (self.modules, ("results", "recomputed", "gradients", "scales", "labels")),
             (self._values, ("results",)),
-            (self.found, ("micro_batches_run",)),
+            (self.found, ("micro_batches_run", "clipped_early")),
             (self.of_gradients, list(vars(self.of_gradients))),
             (self.updates, ("moved",)),
             (loss_scale, ("steps",)),
