@@ -15,15 +15,11 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
-    Gemma4VisionConfig,
-    Gemma4VisionModel,
     LightGlueConfig,
     LightGlueForKeypointMatching,
     PreTrainedModel,
     RTDetrConfig,
     RTDetrForObjectDetection,
-    Siglip2VisionConfig,
-    Siglip2VisionModel,
     SiglipVisionConfig,
     SiglipVisionModel,
     TimeSeriesTransformerConfig,
@@ -43,10 +39,6 @@ from transformers import (
     Wav2Vec2ForCTC,
     WhisperConfig,
     WhisperForConditionalGeneration,
-)
-from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
 )
 
 from assay.media import find_media
@@ -128,11 +120,6 @@ def rolled_cross_cache(model):
         return forward(*args, **kwargs)
 
     decoder.forward = changed
-
-
-def scaled_output(model):
-    layer = model.blocks[1].attn.proj
-    layer.register_forward_hook(lambda module, args, output: 1.05 * output)
 
 
 def scaled_layer(model):
@@ -252,7 +239,7 @@ def test_size_and_number_of_images_are_those_that_the_model_takes(
     assert (media.name, media.shape) == ("pixel_values", shape)
 
 
-TOWER: dict[str, Any] = {
+QWEN: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -262,20 +249,38 @@ TOWER: dict[str, Any] = {
     "window_size": 32,
     "fullatt_block_indexes": [1],
 }
+INKLING: dict[str, Any] = {
+    **LAYERS,
+    "patch_size": 8,
+    "projection_hidden_dim": 64,
+    "text_hidden_size": 64,
+}
+
+
+def save_tower(
+    folder: Path, package: str, kind: str, config: str, settings: dict[str, Any]
+) -> Path:
+    """Save a tower of `package`, which older versions of transformers lack."""
+    module = pytest.importorskip(f"transformers.models.{package}")
+    return save(folder, getattr(module, kind), getattr(module, config)(**settings))
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "expected"),
+    ("package", "kind", "config", "settings", "expected"),
     [
         # Patches of 3 channels, 2 frames and 8 x 8 pixels: 4 x 6 of them, which are merged 2 x 2.
         (
-            Qwen2_5_VisionTransformerPretrainedModel,
-            Qwen2_5_VLVisionConfig(**TOWER),
+            "qwen2_5_vl",
+            "Qwen2_5_VisionTransformerPretrainedModel",
+            "Qwen2_5_VLVisionConfig",
+            QWEN,
             {"hidden_states": (24, 384), "grid_thw": (1, 3)},
         ),
         (
-            Siglip2VisionModel,
-            Siglip2VisionConfig(**LAYERS, patch_size=8, num_patches=16),
+            "siglip2",
+            "Siglip2VisionModel",
+            "Siglip2VisionConfig",
+            {**LAYERS, "patch_size": 8, "num_patches": 16},
             {
                 "pixel_values": (1, 24, 192),
                 "spatial_shapes": (1, 2),
@@ -284,38 +289,80 @@ TOWER: dict[str, Any] = {
         ),
         # Pooled 3 x 3.
         (
-            Gemma4VisionModel,
-            Gemma4VisionConfig(**LAYERS, head_dim=16, num_key_value_heads=4, patch_size=8),
+            "gemma4",
+            "Gemma4VisionModel",
+            "Gemma4VisionConfig",
+            {**LAYERS, "head_dim": 16, "num_key_value_heads": 4, "patch_size": 8},
             {"pixel_values": (1, 54, 192), "pixel_position_ids": (1, 54, 2)},
+        ),
+        # 2 x 3 blocks of 2 x 2 patches, with channels last.
+        (
+            "inkling2",
+            "Inkling2VisionModel",
+            "Inkling2VisionConfig",
+            INKLING,
+            {"pixel_values": (6, 16, 16, 3), "image_grid_thw": (1, 3)},
         ),
     ],
 )
 def test_tower_gets_the_patches_of_an_image(
-    kind: type[PreTrainedModel], config: Any, expected: dict[str, tuple[int, ...]], tmp_path: Path
+    package: str,
+    kind: str,
+    config: str,
+    settings: dict[str, Any],
+    expected: dict[str, tuple[int, ...]],
+    tmp_path: Path,
 ) -> None:
-    loaded = load_model(str(save(tmp_path / "model", kind, config)), dtype="float32")
+    model = save_tower(tmp_path / "model", package, kind, config, settings)
 
-    assert {media.name: media.shape for media in find_media(loaded)} == expected
+    media = find_media(load_model(str(model), dtype="float32"))
+
+    assert {one.name: one.shape for one in media} == expected
 
 
 @pytest.mark.parametrize(
-    ("plant", "module"), [(None, None), ("scaled_output", "blocks.1.attn.proj")]
+    ("package", "kind", "config", "settings", "module"),
+    [
+        (
+            "qwen2_5_vl",
+            "Qwen2_5_VisionTransformerPretrainedModel",
+            "Qwen2_5_VLVisionConfig",
+            QWEN,
+            "blocks.1.attn.proj",
+        ),
+        (
+            "inkling2",
+            "Inkling2VisionModel",
+            "Inkling2VisionConfig",
+            INKLING,
+            "layers.1.self_attn.out_proj",
+        ),
+    ],
 )
 def test_fault_in_a_tower_is_found(
-    plant: str | None, module: str | None, assay: RunAssay, tmp_path: Path
+    package: str,
+    kind: str,
+    config: str,
+    settings: dict[str, Any],
+    module: str,
+    assay: RunAssay,
+    tmp_path: Path,
 ) -> None:
-    config = Qwen2_5_VLVisionConfig(**TOWER)
-    model = save(tmp_path / "model", Qwen2_5_VisionTransformerPretrainedModel, config)
-    setup = () if plant is None else ("--candidate-setup", f"{model / 'plants.py'}:{plant}")
+    model = save_tower(tmp_path / "model", package, kind, config, settings)
+    (model / "fault.py").write_text(
+        f"def plant(model):\n    model.get_submodule({module!r}).register_forward_hook("
+        "lambda module, args, output: 1.05 * output)\n"
+    )
 
-    run = assay("check", "generate", model, *RUNS, *setup)
+    clean = assay("check", "generate", model, *RUNS)
+    run = assay(
+        "check", "generate", model, *RUNS, "--candidate-setup", f"{model / 'fault.py'}:plant"
+    )
 
-    if plant is None:
-        assert run.code == 0, run.stdout
-        assert run.verdict["levels"]["outputs"]["verdict"] == "PASS"
-    else:
-        assert run.code == 1, run.stdout
-        assert run.verdict["location"]["module"] == module
+    assert clean.code == 0, clean.stdout
+    assert clean.verdict["levels"]["outputs"]["verdict"] == "PASS"
+    assert run.code == 1, run.stdout
+    assert run.verdict["location"]["module"] == module
 
 
 @pytest.mark.parametrize(
