@@ -1,11 +1,14 @@
 """Trainers of users: the example of the documentation, and which generators have to be saved."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from assay.models.sources import resolve_model
 from assay.verdicts import Outcome
-from packages.core.tests.subsystem.training.conftest import CheckPlant
+from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
+from packages.core.tests.unit.models.test_config_files import write_word_tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -103,3 +106,21 @@ def test_generator_that_steps_draw_from_has_to_be_saved(check_plant: CheckPlant)
     assert verdict.diagnosis == "rng-state"
     assert verdict.location is not None
     assert verdict.location.phase == "checkpoint"
+
+
+def test_saved_model_without_the_tokenizer_is_noted(train: RunTrain, tmp_path: Path) -> None:
+    recipe = resolve_model("micro:llama").recipe
+    assert recipe is not None
+    model = tmp_path / "model"
+    shutil.copytree(recipe.folder, model)
+    write_word_tokenizer(model)
+    done = train(
+        "--candidate",
+        "cpu/float32",
+        "--candidate-trainer",
+        f"{EXAMPLE}:OwnTrainer",
+        model=str(model),
+    )
+
+    assert done.code == 0, done.stdout
+    assert f"the saved model lacks the tokenizer of {model}" in done.verdict["notes"]

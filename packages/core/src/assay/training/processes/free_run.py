@@ -19,6 +19,7 @@ from assay.dtypes import float_format
 from assay.errors import AssayError, UsageError
 from assay.files import read_json_object
 from assay.models import load_model
+from assay.models.config_files import record_tokenizer
 from assay.progress import advance_task, subtask
 from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import unwrapped_path
@@ -361,6 +362,9 @@ def _read_back(opened: OpenedTrainer, folder: Path, request: TrainCheck, run: Fr
     if isinstance(saved, str):
         run.notes.append(f"{saved}: what users would load is not compared")
         return
+    model, is_whole = request.options.model, request.trainer and not request.options.lora
+    if is_whole and record_tokenizer(model) and not record_tokenizer(str(folder)):
+        run.notes.append(f"the saved model lacks the tokenizer of {model}")
     run.settings = [
         f"{name} {value}" if name == _DTYPE else name for name, (_, value) in saved.settings.items()
     ]
