@@ -56,9 +56,9 @@ def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) ->
         "     0  'a' (97)                      no label",
         ">    1  '<|eos|>' (257)               no label",
     ]
-    assert "; broken in 10 of 20 cases" in done.stderr
+    assert "; broken in 12 of 24 cases" in done.stderr
     page = (tmp_path / "run/report.html").read_text()
-    assert "<b>a token has the label that its sample has</b>: broken in 10 of 20 cases" in page
+    assert "<b>a token has the label that its sample has</b>: broken in 12 of 24 cases" in page
     assert "&gt;    1  &#39;&lt;|eos|&gt;&#39; (257)               no label" in page
     # The file is imported in a process of its own, whose log is beside the verdict.
     assert (tmp_path / "run/data.log").is_file()

@@ -325,8 +325,8 @@ UNCHANGED = "a sample can be collated again"
 
 PADDING_PROPERTIES = (ONE_ROW_EACH, LABELS, NO_PADDING_LEARNED, MASKED, ROW_POSITIONS, UNCHANGED)
 
-# Smallest first: one sample, equal lengths, padding of one position and of many.
-BATCHES: tuple[Lengths, ...] = ((2,), (3, 3), (2, 3), (7, 1, 4), (5, 12, 2, 12))
+# Smallest first: one sample, equal lengths, padding of one position and of many, samples that are cut.
+BATCHES: tuple[Lengths, ...] = ((2,), (3, 3), (2, 3), (7, 1, 4), (5, 12, 2, 12), (30, 100))
 
 
 def check_padding(

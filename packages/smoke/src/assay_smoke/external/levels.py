@@ -102,7 +102,7 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
             if due is None or rate is None:
                 continue
             compared += 1
-            if abs(rate - due) <= _LOGGED_RATE * abs(due):
+            if _is_rate(rate, due):
                 continue
             where = "expected" if declared else "in the uninterrupted run"
             reason = f"the learning rate of step {step} of the {run.name} run is {rate:g}, {where} {due:g}"
@@ -111,12 +111,25 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
                     " (a resume must restore the schedule, and the optimizer, which holds the rate)"
                 )
                 return failed_checkpoint(step, compared, reason, diagnosis="checkpoint-mismatch")
-            reason += " (the schedule must advance once per step, not per micro-batch)"
+            alike = [n for n, one in enumerate(expected, 1) if one and _is_rate(rate, one)]
+            if alike:
+                reason += (
+                    f", and step {alike[0]} has that rate: the schedule must advance once per step"
+                )
             at = Location(phase="optimizer", step=step)
             return failed(compared, reason, "optimizer-update", at)
     if not compared:
-        return not_run("no two runs log a learning rate, and no `learning_rates` are given")
+        lacking = (
+            "no step was logged"
+            if declared
+            else "no two runs log a learning rate, and no `learning_rates` are given"
+        )
+        return not_run(lacking)
     return passed(compared)
+
+
+def _is_rate(actual: float, expected: float) -> bool:
+    return abs(actual - expected) <= _LOGGED_RATE * abs(expected)
 
 
 def judge_checkpoints(cycle: Cycle) -> LevelResult:

@@ -144,20 +144,21 @@ def test_a_crash_of_the_short_run_is_no_pass(
 
 
 @pytest.mark.parametrize(
-    ("first_step", "diagnosis", "cause"),
+    ("first_step", "rate", "diagnosis", "cause"),
     [
-        (0, "optimizer-update", "the schedule must advance once per step, not per micro-batch"),
-        (1, "checkpoint-mismatch", "a resume must restore the schedule, and the optimizer, which holds the rate"),
+        (0, 2.5, "optimizer-update", ""),
+        (0, 2.0, "optimizer-update", ", and step 2 has that rate: the schedule must advance once per step"),
+        (1, 2.5, "checkpoint-mismatch", " (a resume must restore the schedule, and the optimizer, which holds the rate)"),
     ],
 )  # fmt: skip
 def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
-    first_step: int, diagnosis: str, cause: str
+    first_step: int, rate: float, diagnosis: str, cause: str
 ) -> None:
     def made(name: str, first: int, rates: list[float]) -> SimpleNamespace:
         losses = [SimpleNamespace(learning_rate=rate) for rate in rates]
         return SimpleNamespace(name=name, first_step=first, losses=losses)
 
-    whole, other = made("uninterrupted", 0, [3.0, 2.0]), made("other", first_step, [2.5])
+    whole, other = made("uninterrupted", 0, [3.0, 2.0]), made("other", first_step, [rate])
     cycle: Any = SimpleNamespace(
         library=SimpleNamespace(learning_rates=None), uninterrupted=whole, runs=[whole, other]
     )
@@ -165,7 +166,7 @@ def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
     found: Any = result.cause
     step = first_step + 1
     assert result.level.reason == (
-        f"the learning rate of step {step} of the other run is 2.5, in the uninterrupted run {4 - step} ({cause})"
+        f"the learning rate of step {step} of the other run is {rate:g}, in the uninterrupted run {3 - first_step:g}{cause}"
     )
     assert (found.diagnosis, found.location.step) == (diagnosis, step)
 
