@@ -9,6 +9,8 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import distributions
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -285,6 +287,14 @@ def require_installable(configuration: Configuration, root: Path) -> None:
             raise UsageError(f"{FILE}: install: {problem}")
 
 
+def list_uninstalled(configuration: Configuration, root: Path) -> list[str]:
+    """List the projects of the repository that `install` names and this Python lacks."""
+    folders = [word for word in configuration.install if (root / word / _PROJECTS[0]).is_file()]
+    tables = [read_toml(root / one / _PROJECTS[0]).get("project", {}) for one in folders]
+    names = [str(table["name"]) for table in tables if "name" in table]
+    return [name for name in names if not [*distributions(name=name)]]
+
+
 def is_ignored(root: Path, path: str) -> bool:
     """Return True if git ignores this path of the repository; False without git."""
     command = ["git", "-C", str(root), "check-ignore", "-q", "--", path]
@@ -306,7 +316,10 @@ def _missing_in(before: str, word: str, root: Path) -> str:
         if not slash or not first or rest in RUN_DTYPES or not (root / first).is_dir():
             return ""
     if not (root / path).exists():
-        return path
+        wanted = Path(path)
+        siblings = {one.stem: one.name for one in (root / path).parent.glob(f"*{wanted.suffix}")}
+        near = get_close_matches(wanted.stem, siblings, n=1)
+        return f"{path}; did you mean {siblings[near[0]]}?" if near else path
     names = list_defined_names(read_text(root / path)) if name else None
     if names is None or name in names:
         return ""

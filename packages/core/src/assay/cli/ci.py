@@ -240,7 +240,7 @@ def run(
     Exit code: that of the worst command: 2 usage or environment error, 1 FAIL, 3 not everything could
     be compared, 0 PASS.
     """
-    from assay.ci.configuration import list_steps, read_configuration
+    from assay.ci.configuration import list_steps, list_uninstalled, read_configuration
     from assay.ci.running import run_steps, write_job
     from assay.devices.detection import require_run
     from assay.devices.run_string import RUN_DTYPES, Run, parse_run
@@ -256,6 +256,11 @@ def run(
     if absent := _require_valid(steps, root, context.find_root().command):
         raise UsageError(
             f"the packages of {', '.join(absent)} are not installed: assay ci install {machine}"
+        )
+    if lacking := list_uninstalled(read, root):
+        print_error(
+            f"assay: {', '.join(lacking)} of `install` in assay.toml is not installed here, as in the job:"
+            f" assay ci install {machine}"
         )
     _require_one_task(os.environ)
     run = parse_run(read.find(machine).run)

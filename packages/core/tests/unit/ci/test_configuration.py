@@ -13,6 +13,7 @@ from assay.ci.configuration import (
     find_missing,
     list_distributions,
     list_steps,
+    list_uninstalled,
     read_configuration,
     require_installable,
 )
@@ -222,7 +223,7 @@ collator = "b.py:pad"
 """
     steps = list_steps(read(tmp_path, MACHINE + text), "box")
     assert find_missing(steps, tmp_path) == [
-        "load, entry 2: models/tyny", "generate: goldens/tiny", "smoke: b.toml", "data: b.py",
+        "load, entry 2: models/tyny; did you mean tiny?", "generate: goldens/tiny", "smoke: b.toml", "data: b.py",
     ]  # fmt: skip
 
 
@@ -249,6 +250,14 @@ def test_an_absent_package_of_the_repository_is_found(
             require_installable(configuration, tmp_path)
     else:
         require_installable(configuration, tmp_path)
+
+
+def test_a_project_that_this_python_lacks_is_named(tmp_path: Path) -> None:
+    for folder, name in (("a", "of-nobody"), ("b", "pytest")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+    configuration = read(tmp_path, f"install = ['--editable', 'a', 'b']\n{MACHINE}")
+    assert list_uninstalled(configuration, tmp_path) == ["of-nobody"]
 
 
 def test_models_that_a_clone_does_not_hold_are_named(tmp_path: Path) -> None:
