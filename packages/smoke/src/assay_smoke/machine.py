@@ -341,12 +341,14 @@ def record_leftovers(temporary: Path, found: list[Leftover]) -> Iterator[None]:
 
 def ports_taken(ports: Iterable[int]) -> list[int]:
     """Return the ports that are in use on this machine."""
-    taken = [*ports]
-    for port in [*taken]:
-        with socket.socket() as probe, suppress(OSError):
+    taken = []
+    for port in ports:
+        with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed port is free
-            probe.bind(("", port))
-            taken.remove(port)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                taken.append(port)
     return taken
 
 

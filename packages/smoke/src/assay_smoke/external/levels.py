@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, islice, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,9 @@ def judge_losses(cycle: Cycle) -> LevelResult:
                 at = Location(phase="forward", step=number)
                 return failed(compared, reason, "non-finite", at)
         logged = [one.step for one in run.losses if one.step is not None]
-        expected = count(run.first_step + (not from_zero))
-        for actual, due in zip_longest(logged, islice(expected, len(run.losses) * bool(logged))):
+        begin = run.first_step + (not from_zero)
+        expected = range(begin, begin + len(run.losses))
+        for actual, due in zip_longest(logged, expected) if logged else ():
             if actual != due:
                 reason = f"the {run.name} run logs step {actual} where {due} is expected"
                 return failed(compared, reason)

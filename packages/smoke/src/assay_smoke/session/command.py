@@ -218,9 +218,8 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
         found = {"run": failed(0, f"could not run: {error}")}
         verdict = write_verdict(found, folder, candidate={"case": item.name})
     publish_one(read_report(folder))
-    seconds, reason, (host, device) = (
-        time.monotonic() - begun, reason_of(verdict), peak_memory(folder),
-    )  # fmt: skip
+    seconds, reason = time.monotonic() - begun, reason_of(verdict)
+    host, device = peak_memory(folder)
     return CaseResult(
         name=item.name,
         outcome=verdict.verdict,
