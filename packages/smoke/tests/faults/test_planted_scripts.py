@@ -80,7 +80,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            loss.backward(), schedule.step()\n",
         "equivalent",
-        "the loss of step 1 agrees: accumulation",
+        "the loss of step 1 agrees: the norm of the gradient agrees, too, so clipping, optimizer or schedule",
         (f"{RATES}\n\n[losses]\n{PATTERN} lr (?P<lr>", f"\n[losses]\n{PATTERN} lr (?:"),
     ),
     Plant(
