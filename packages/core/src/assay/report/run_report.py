@@ -298,6 +298,10 @@ def read_report(folder: Path) -> Report:
     return Report(folder, verdict, measurements, tuple(complaints))
 
 
+# More runs with equal results are named by the first.
+_MOST_NAMED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class RunLine:
     """A line in a table of runs: those whose results read the same."""
@@ -311,7 +315,10 @@ class RunLine:
         lines = [report.index_cells for report in self.reports]
         folders = [one_line(shown_path(report.folder, self.base)) for report in self.reports]
         runs = [line["run"] for line in lines]
-        return lines[0] | {"folder": name_some(folders, 1), "run": name_some(runs, 1)}
+        num_named = len(lines) if len(lines) <= _MOST_NAMED else 1
+        return lines[0] | {
+            "folder": name_some(folders, num_named), "run": name_some(runs, num_named)
+        }  # fmt: skip
 
 
 def list_runs(reports: Iterable[Report], base: Path = Path()) -> list[RunLine]:
