@@ -167,7 +167,7 @@ def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
 def _make_series(
     name: str, read: Callable[..., Any], arguments: Mapping[str, object]
 ) -> tuple[Media, ...]:
-    """Return the tensors of one time series, with the arguments that a model has beside it."""
+    """Return one time series, and the other tensors that the model's forward call accepts with it."""
     length = (read("context_length") or _NUM_FRAMES) + max(read("lags_sequence") or [0])
     ahead, num_features = read("prediction_length") or 1, read("num_time_features") or 0
     num_channels, size = read("num_input_channels"), read("input_size") or 1
@@ -230,9 +230,9 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
 def with_additions(
     loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
 ) -> ModelLimits:
-    """Return the limits with tensors beside the tokens that the model needs, or with which more of it runs.
+    """Add the tensors that the model needs in addition to token ids, or that make more of its modules run.
 
-    Without values (an outline) there are none. run: tries them on the model.
+    A model on the meta device gets none. run: calls the model with a batch.
     """
     model: Any = loaded.model
     arguments = inspect.signature(model.forward).parameters

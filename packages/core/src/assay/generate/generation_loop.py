@@ -241,7 +241,7 @@ def _run(
         outputs = name_outputs(output, loaded.vocab_size if batch.length else 0)
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
-    given = model_arguments or {}
+    given = {**(model_arguments or {})}
     if "encoder_hidden_states" in inputs:  # a decoder alone would mix them into its own cache
         given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with model_code():

@@ -59,14 +59,15 @@ class ChoiceTracer(NullHandler):
     modules: frozenset[str] | None = None
     """Paths of the groups of experts and the indexers; None to find them, and to keep selections."""
     keeps_selections: bool = False
+    """Keep selections although `modules` is given."""
     _selections: list[Selection] = field(default_factory=list)
     _has_experts: bool = False
     _weighted: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By path of the module around it: the path of a group of experts that gets tokens alone, and their number."""
     _indexers: frozenset[str] = frozenset()
-    """Those of `modules` that are no groups of experts."""
+    """Paths in `modules` that are not groups of experts."""
     _undecided: list[tuple[str, Any, Selection]] = field(default_factory=list)
-    """Results of `torch.topk` in running modules, which choose if they return only integers; with their paths."""
+    """Path, `torch.topk` result and selection of running modules. A module that returns only integers is an indexer."""
     _running: list[str] = field(default_factory=list)
     """Paths of the running calls, outermost first."""
     _step: int = 0
@@ -172,7 +173,7 @@ class ChoiceTracer(NullHandler):
         return None
 
     def _choose_at(self, experts: str, result: Any, selection: Selection) -> Any:  # noqa: ANN401 - of torch.topk
-        """Handle the choice of a router or an indexer, and return its result; choosing all is no choice."""
+        """Handle the choice of a router or an indexer, and return its result. Skip a topk that keeps every score."""
         if selection.count >= selection.scores.shape[1]:
             return result
         call = self._calls[experts]

@@ -109,7 +109,7 @@ def plan_batches(
             limits.pad_token_id,
             new_tokens,
             media=draw_media(
-                limits.media or limits.optional * (1 - len(batches) % 2),
+                limits.media or (limits.optional if len(batches) % 2 == 0 else ()),
                 options.seed,
                 numbers,
                 rows,

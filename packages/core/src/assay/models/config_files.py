@@ -115,7 +115,7 @@ class Tokenizing:
     """Functions that encode text as a model's token ids."""
 
     kind: Literal["own", "bytes", "none"]
-    """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or ids only."""
+    """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or bytes modulo a small vocabulary."""
     encode: Callable[[str], list[int]]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
     """Apply the chat template; None if there is none."""
@@ -366,7 +366,7 @@ def list_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[
 
 
 def _names_of_changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return the names whose values differ; null is another value than none, for which a default stands."""
+    """Return the names whose values differ. Null differs from an absent key, which takes the default of its class."""
     return sorted(
         name
         for name in then.keys() | now.keys()

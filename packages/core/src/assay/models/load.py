@@ -236,7 +236,7 @@ def _describe(
         config = module.config.get_text_config()
     except ValueError as error:  # a text encoder and a decoder of something else
         raise UsageError(f"{source.reference}: {first_line(error)}") from error
-    # Such as of hashed code points, of any number.
+    # A model without a vocabulary that reads ids accepts any, as CANINE hashes code points.
     without_limit = NUM_BYTES if "input_ids" in inspect.signature(module.forward).parameters else 0
     vocab_size = getattr(config, "vocab_size", None) or without_limit
     tokenizing = find_tokenizing(
@@ -491,7 +491,7 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
     if "input_ids" not in parameters:
         named = getattr(module, "main_input_name", "")
         names = [named] if isinstance(named, str) else named
-        # The default of transformers is no argument of a tower.
+        # `main_input_name` has a default that the forward call of a tower may lack.
         return next((name for name in (*names, *parameters) if name in parameters), "")
     known = [name for name in _MEDIA if name in parameters]
     is_mixed = any(_TOKENS_OF_MEDIA.fullmatch(key) for key in vars(module.config))

@@ -316,9 +316,8 @@ class RunLine:
         folders = [one_line(shown_path(report.folder, self.base)) for report in self.reports]
         runs = [line["run"] for line in lines]
         num_named = len(lines) if len(lines) <= _MOST_NAMED else 1
-        return lines[0] | {
-            "folder": name_some(folders, num_named), "run": name_some(runs, num_named)
-        }  # fmt: skip
+        named = {"folder": name_some(folders, num_named), "run": name_some(runs, num_named)}
+        return lines[0] | named
 
 
 def list_runs(reports: Iterable[Report], base: Path = Path()) -> list[RunLine]:

@@ -284,10 +284,10 @@ class Cycle:
         if not (found := checkpoints_of(first)):
             folders = (path for path in first.output.rglob("*") if path.is_dir())
             there = sorted(str(path.relative_to(first.output)) for path in folders)
-            held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
+            held = f"the folders {name_some(there, 8)}" if there else "no folder"
             raise UsageError(
                 f"checkpoints.folder: nothing matches {_absolute(first, checkpoints.folder)},"
-                f" although training ended well; in {first.output} {held}"
+                f" although training ended well; {first.output} contains {held}"
             )
         start = None
         if checkpoints.kind == "hugging-face":

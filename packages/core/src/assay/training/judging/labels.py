@@ -1,4 +1,4 @@
-"""Wrong labels: their kind, and their rows."""
+"""Describe wrong labels: what is wrong with them, and in which rows."""
 
 from collections.abc import Sequence
 
