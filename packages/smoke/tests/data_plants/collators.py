@@ -219,6 +219,45 @@ def samples_extended(tokenizer: Any) -> Collator:
     return collate
 
 
+def padded_in_place(tokenizer: Any) -> Collator:
+    """Replace the lists of the dataset by padded ones, which no later batch makes shorter."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        width = max(len(feature["input_ids"]) for feature in features)
+        blank = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
+        for feature in features:
+            for key, value in blank.items():
+                own, pad = feature[key], [value] * (width - len(feature[key]))
+                feature[key] = own + pad if tokenizer.padding_side == "right" else pad + own
+        return {key: torch.tensor([feature[key] for feature in features]) for key in blank}
+
+    return collate
+
+
+def labels_taken_out(tokenizer: Any) -> Collator:
+    """Take the labels out of the dataset's own samples."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        labels = [feature.pop("labels") for feature in features]
+        given = [{**feature, "labels": own} for feature, own in zip(features, labels, strict=True)]
+        return _padding(tokenizer)(given)
+
+    return collate
+
+
+def packed_in_place(_: Any) -> Collator:
+    """Append all samples to the lists of the first."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = _packing()(features)
+        for one in features[1:]:
+            for name, values in one.items():
+                features[0][name] += values
+        return batch
+
+    return collate
+
+
 def right_packed(_: Any) -> Collator:
     return _packing()
 

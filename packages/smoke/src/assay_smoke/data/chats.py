@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer, Truncation
 from assay_smoke.data.tokens import (
@@ -201,8 +202,11 @@ def check_chat(
     report = SubjectReport.promising(subject.name, CHAT_PROPERTIES)
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
+        whole = renderer.render(LONG)
+        text = "" if whole is None else _decode(tokenizer, whole[0])
+        prompt = _find_prompt(text) or generation_prompt(tokenizer, SHORT.messages[:1]).strip()
         for chat in renderer.chats(report, chats):
-            faults = [*_find_faults(chat)]
+            faults = [*_find_faults(chat, prompt)]
             if renderer.render(chat.conversation) != (chat.ids, chat.labels):
                 reason = "the second call returns different ids or labels"
                 faults.append(Fault(REPEATABLE, reason, (chat.case,)))
@@ -218,7 +222,23 @@ def check_chat(
     return report
 
 
-def _find_faults(chat: Chat) -> Iterator[Fault]:
+def _find_prompt(text: str) -> str:
+    """Return what begins the assistant's turns of LONG and also follows the last one, or an empty string.
+
+    The end of a turn is no such prompt: another turn of the user follows it, too.
+    """
+    between = []
+    for message in LONG.messages:
+        before, _, text = text.partition(message["content"])
+        between.append(before)
+    _, before_assistant, before_user, _ = between
+    pairs = zip(text, before_user, strict=False)
+    num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    added = text[num_equal:].strip()
+    return added if before_assistant.rstrip().endswith(added) else ""
+
+
+def _find_faults(chat: Chat, prompt: str) -> Iterator[Fault]:
     tokenizer, wanted = chat.tokenizer, chat.conversation.messages
     if (bos := tokenizer.bos_token_id) is not None:
         count = _leading(chat.ids, bos)
@@ -240,9 +260,11 @@ def _find_faults(chat: Chat) -> Iterator[Fault]:
     if any(turn.is_assistant and turn.end is None for turn in chat.turns[-1:]):
         never = "a model trained on it never learns to stop"
         yield chat.fault_at(ENDED, last, f"no special token follows the last turn: {never}")
-    prompt = generation_prompt(tokenizer, SHORT.messages[:1]).strip()
     if prompt and text.strip().endswith(prompt):
-        reason = "the text ends with the prompt for generation: render it with add_generation_prompt=False"
+        reason = (
+            f"the text of a training chat ends with {prompt!r}, which begins an assistant's turn: render it"
+            " with add_generation_prompt=False, and let the template obey that"
+        )
         yield chat.fault_at(NO_PROMPT, last, reason)
 
 

@@ -9,9 +9,10 @@ Shapes: B rows, T positions, V vocabulary.
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from assay_smoke.data.protocols import (
     Tokenizer,
 )
 from assay_smoke.data.tokens import show_row, show_token, show_tokens
-from assay_smoke.data.verdict import Fault, Subject, SubjectReport
+from assay_smoke.data.verdict import Fault, RaisedError, Subject, SubjectReport
 from assay_smoke.judging import relative_error
 
 Lengths = tuple[int, ...]
@@ -58,67 +59,6 @@ def make_features(tokenizer: Tokenizer, lengths: Lengths, kind: FeatureKind) -> 
             feature["labels"] = [IGNORED] * prompt + ids[prompt:]
         features.append(feature)
     return features
-
-
-def _describe_lengths(features: Sequence[Feature]) -> str:
-    lengths = ", ".join(str(len(feature["input_ids"])) for feature in features)
-    return f"samples of {lengths} tokens"
-
-
-def _make_collators(
-    subject: Subject,
-    make_collator: MakeCollator,
-    tokenizers: Sequence[Tokenizer],
-    sides: Sequence[str],
-) -> Iterator[tuple[Collate, Tokenizer, str]]:
-    """Yield a collator for each tokenizer and side of padding, with the tokenizer and its description.
-
-    A missing pad token becomes EOS.
-    """
-    for given in tokenizers:
-        for side in sides:
-            tokenizer = copy.deepcopy(given)
-            if tokenizer.pad_token_id is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            tokenizer.padding_side = side
-            with_eos = "with EOS " if tokenizer.pad_token_id == tokenizer.eos_token_id else ""
-            described = f"tokenizer pads {with_eos}on the {side}"
-            wanted = "is called with the tokenizer and returns the collator"
-            case = f"a {described.replace(' ', ' that ', 1)}"
-            with subject.called_for(case, hint=f"{subject.name} {wanted}"):
-                collator = make_collator(copy.deepcopy(tokenizer))
-            if not callable(collator):
-                raise subject.returned(f"a {type(collator).__name__}", f"a collator: it {wanted}")
-            yield collator, tokenizer, described
-
-
-def _collate(
-    subject: Subject, collator: Collate, features: list[Feature], others: Sequence[str] = ()
-) -> dict[str, Tensor]:
-    """Collate `features`. others: keys of tensors (B, T) besides ids and labels, if they are there.
-
-    Raises: RaisedError for a malformed batch.
-    """
-    hint = f"a sample is a dictionary of lists: {', '.join(features[0])}"
-    if not any("labels" in feature for feature in features):
-        hint += "; plain samples have no labels"
-    with subject.called_for(_describe_lengths(features), hint):
-        batch: Any = collator(features)
-        if not hasattr(batch, "keys"):
-            raise subject.returned(f"a {type(batch).__name__}", _WANTED)
-        tensors = {
-            key: value if isinstance(value, Tensor) else torch.as_tensor(value)
-            for key, value in dict(batch).items()
-        }
-    for key in ("input_ids", "labels"):
-        if key not in tensors:
-            raise subject.returned(f"a batch without {key}", _WANTED)
-        if tensors[key].dim() != 2 or tensors[key].shape != tensors["input_ids"].shape:
-            raise subject.returned(f"{key} of the shape {list(tensors[key].shape)}", _WANTED)
-    for key in others:
-        if key in tensors and tensors[key].dim() != 2:
-            raise subject.returned(f"{key} of the shape {list(tensors[key].shape)}", "(B, T)")
-    return tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +255,71 @@ def _describe_label(batch: Batch, piece: Piece, at: int, expected: int) -> tuple
     return LABELS, next(words for holds, words in kinds if holds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Collator:
+    """The collator under check, made for a tokenizer."""
+
+    subject: Subject
+    tokenizer: Tokenizer
+    collate: Collate
+    padding: str
+    """Description of the tokenizer; empty for a collator that packs."""
+
+    def batch(self, expected: Sequence[Feature], given: list[Feature]) -> Batch:
+        """Collate `given`, which should be equal to `expected`. Raises: RaisedError for a malformed batch."""
+        hint = f"a sample is a dictionary of lists: {', '.join(expected[0])}"
+        if "labels" not in expected[0]:
+            hint += "; plain samples have no labels"
+        lengths = ", ".join(str(len(feature["input_ids"])) for feature in expected)
+        case = f"samples of {lengths} tokens"
+        with self.subject.called_for(case, hint):
+            batch: Any = self.collate(given)
+            if not hasattr(batch, "keys"):
+                raise self.subject.returned(f"a {type(batch).__name__}", _WANTED)
+            tensors = {
+                key: value if isinstance(value, Tensor) else torch.as_tensor(value)
+                for key, value in dict(batch).items()
+            }
+        for key in ("input_ids", "labels"):
+            if key not in tensors:
+                raise self.subject.returned(f"a batch without {key}", _WANTED)
+            if tensors[key].dim() != 2 or tensors[key].shape != tensors["input_ids"].shape:
+                raise self.subject.returned(
+                    f"{key} of the shape {list(tensors[key].shape)}", _WANTED
+                )
+        # A model may take a pack's mask in another shape.
+        for key in ("attention_mask", "position_ids") if self.padding else ("position_ids",):
+            if key in tensors and tensors[key].dim() != 2:
+                raise self.subject.returned(
+                    f"{key} of the shape {list(tensors[key].shape)}", "(B, T)"
+                )
+        case += f", the {self.padding}" if self.padding else ""
+        return Batch(self.tokenizer, expected, tensors, case, is_pack=not self.padding)
+
+
+def _make_collators(
+    subject: Subject, make_collator: MakeCollator, tokenizers: Sequence[Tokenizer], *sides: str
+) -> Iterator[_Collator]:
+    """Yield a collator for each tokenizer and side of padding, or one that packs without `sides`.
+
+    A missing pad token becomes EOS.
+    """
+    for given, side in product(tokenizers, sides or ("right",)):
+        tokenizer = copy.deepcopy(given)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.padding_side = side
+        with_eos = "with EOS " if tokenizer.pad_token_id == tokenizer.eos_token_id else ""
+        described = f"tokenizer pads {with_eos}on the {side}"
+        wanted = "is called with the tokenizer and returns the collator"
+        case = f"a {described.replace(' ', ' that ', 1)}"
+        with subject.called_for(case, hint=f"{subject.name} {wanted}"):
+            collator = make_collator(copy.deepcopy(tokenizer))
+        if not callable(collator):
+            raise subject.returned(f"a {type(collator).__name__}", f"a collator: it {wanted}")
+        yield _Collator(subject, tokenizer, collator, described if sides else "")
+
+
 WHOLE = "no token is lost or doubled"
 ONE_ROW_EACH = "every sample is one row, whole and once"
 LABELS = "a token has the label that its sample has"
@@ -340,33 +345,73 @@ def check_padding(
     report = SubjectReport.promising(subject.name, PADDING_PROPERTIES)
     if all(one.pad_token_id not in (None, one.eos_token_id) for one in tokenizers):
         report.note("padding with EOS was not tried: this tokenizer has its own pad token")
-    sides = ("right", "left")
-    for collator, tokenizer, padding in _make_collators(subject, make_collator, tokenizers, sides):
+    find_faults = partial(_find_padding_faults, report)
+    for collator in _make_collators(subject, make_collator, tokenizers, "right", "left"):
         for lengths in batches:
-            # Collated again with a longer sample, so that leftovers in a sample show.
-            *features, longer = make_features(tokenizer, (*lengths, max(lengths) + 3), kind)
+            # A later batch without the longest samples, so that padding left in the others shows.
+            *features, short = make_features(collator.tokenizer, (*lengths, 1), kind)
             given = copy.deepcopy(features)
-            with_longer = [*features, longer]
-            faults = []
-            for expected, samples in (
-                (features, given),
-                (with_longer, [*given, copy.deepcopy(longer)]),
-                (with_longer, copy.deepcopy(with_longer)),
-            ):
-                tensors = _collate(subject, collator, samples, tuple(_SHOWN))
-                case = f"{_describe_lengths(expected)}, the {padding}"
-                faults.append([*_judge_padding(report, Batch(tokenizer, expected, tensors, case))])
-            first, again, fresh = faults
-            report.judge(PADDING_PROPERTIES[:-1], first)
-            broken = {fault.name for fault in fresh}
-            new = [fault for fault in again if fault.name not in broken]
-            new.sort(key=lambda fault: PADDING_PROPERTIES.index(fault.name))
-            why = "a second time, after the collator changed its samples in place"
-            changed = (Fault(UNCHANGED, f"{why}: {one.reason}", one.example) for one in new)
-            report.judge([UNCHANGED], changed)
-            if repr(given) != repr(features):
-                report.note("the collator changes its samples in place")
+            report.judge(PADDING_PROPERTIES[:-1], find_faults(collator.batch(features, given)))
+            later = [at for at, length in enumerate(lengths) if length < max(lengths)]
+            later = later or [*range(len(lengths))]
+            expected, again = (
+                [*(of[at] for at in later), copy.deepcopy(short)] for of in (features, given)
+            )
+            _judge_later_batch(report, collator, expected, again, find_faults)
     return report
+
+
+def _judge_later_batch(
+    report: SubjectReport,
+    collator: _Collator,
+    expected: list[Feature],
+    given: list[Feature],
+    find_faults: Callable[[Batch], Iterable[Fault]],
+) -> None:
+    """Compare a batch of samples that were collated before with one of fresh samples.
+
+    given: the samples as the collator left them; expected: as they were.
+    """
+    change, fault = _describe_change(given, expected), None
+    why = f"the collator changes its samples: {change}" if change else "the collator keeps a state"
+    fresh = collator.batch(expected, copy.deepcopy(expected))
+    known = {fault.name for fault in find_faults(fresh)}
+    try:
+        again = collator.batch(expected, given)
+        fault = next((one for one in find_faults(again) if one.name not in known), None)
+        widths = [batch.tensors["input_ids"].shape[1] for batch in (again, fresh)]
+        if fault is None and widths[0] != widths[1]:
+            reason = f"rows have {widths[0]} positions instead of {widths[1]}"
+            fault = again.fault_of(UNCHANGED, 0, reason)
+    except RaisedError as error:
+        if not change:
+            raise
+        fault = Fault(UNCHANGED, str(error).splitlines()[0], (fresh.case,))
+    effect = (
+        [fault._replace(name=UNCHANGED, reason=f"{why}. In a later batch, {fault.reason}")]
+        if fault
+        else []
+    )
+    report.judge([UNCHANGED], effect)
+    if change and not effect:
+        report.note(why)
+
+
+def _describe_change(
+    actual: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
+) -> str:
+    """Describe the first value of a sample that a collator changed, or return an empty string."""
+    for number, (one, own) in enumerate(zip(actual, expected, strict=True)):
+        for key in {**own, **one}:
+            if key not in one or key not in own:
+                return f"sample {number} {'gets' if key in one else 'loses'} {key}"
+            if repr(one[key]) != repr(own[key]):
+                sizes = [len(value) for value in (one[key], own[key])]
+                how = "has other values"
+                if sizes[0] != sizes[1]:
+                    how = f"has {sizes[0]} values instead of {sizes[1]}"
+                return f"{key} of sample {number} {how}"
+    return ""
 
 
 def _find_row(batch: Batch, sample: int) -> Piece | None:
@@ -381,7 +426,7 @@ def _find_row(batch: Batch, sample: int) -> Piece | None:
     return None
 
 
-def _judge_padding(report: SubjectReport, batch: Batch) -> Iterator[Fault]:
+def _find_padding_faults(report: SubjectReport, batch: Batch) -> Iterator[Fault]:
     rows, side = batch.rows["input_ids"], batch.tokenizer.padding_side
     by_sample = [_find_row(batch, sample) for sample in range(len(batch.features))]
     if None in by_sample or len(by_sample) != len(rows):
@@ -425,7 +470,7 @@ SEAM = "no label reaches across a seam"
 PACKED_POSITIONS = "position ids restart with each sample"
 ISOLATED = "a packed sample computes what it computes alone"
 
-PACKING_PROPERTIES = (WHOLE, LABELS, SEAM, PACKED_POSITIONS, ISOLATED)
+PACKING_PROPERTIES = (WHOLE, LABELS, SEAM, PACKED_POSITIONS, ISOLATED, UNCHANGED)
 
 # Smallest first. The only token of a sample of one token is a seam.
 PACKS: tuple[Lengths, ...] = ((3,), (3, 3), (2, 7), (5, 1, 4), (12, 2, 30, 9, 3))
@@ -457,27 +502,31 @@ def check_packing(
 ) -> SubjectReport:
     """Pack samples of these lengths and run each pack through a micro model."""
     report = SubjectReport.promising(subject.name, PACKING_PROPERTIES)
-    # A pack has no side.
-    for collator, tokenizer, _ in _make_collators(subject, make_collator, tokenizers, ["right"]):
+    find_faults = partial(_find_pack_faults, report)
+    for collator in _make_collators(subject, make_collator, tokenizers):
         for lengths in packs:
-            features = make_features(tokenizer, lengths, kind)
-            tensors = _collate(subject, collator, copy.deepcopy(features), ["position_ids"])
-            case = _describe_lengths(features)
-            _judge_pack(report, Batch(tokenizer, features, tensors, case, is_pack=True))
+            features = make_features(collator.tokenizer, lengths, kind)
+            given = copy.deepcopy(features)
+            pack = collator.batch(features, given)
+            report.judge(PACKING_PROPERTIES[:-2], find_faults(pack))
+            _judge_isolation(report, pack)
+            _judge_later_batch(report, collator, features, given, find_faults)
     return report
 
 
-def _judge_pack(report: SubjectReport, pack: Batch) -> None:
+def _find_pack_faults(report: SubjectReport, pack: Batch) -> Iterator[Fault]:
     if len(pack.pieces) > len(pack.features):
         report.note("samples are cut at the ends of rows")
-    faults = [pack.fault_of(WHOLE, sample, words) for sample, words in pack.find_lost()]
-    faults += _find_faults(pack, "labels", LABELS, pack.pieces)
+    yield from (pack.fault_of(WHOLE, sample, words) for sample, words in pack.find_lost())
+    yield from _find_faults(pack, "labels", LABELS, pack.pieces)
     if "position_ids" in pack.rows:
-        faults += _find_faults(pack, "position_ids", PACKED_POSITIONS, pack.pieces)
+        yield from _find_faults(pack, "position_ids", PACKED_POSITIONS, pack.pieces)
     elif any(piece.start for piece in pack.pieces):
         reason = "the batch lacks position ids: models do not restart at each sample"
-        faults.append(Fault(PACKED_POSITIONS, reason, (pack.case,)))
-    report.judge((WHOLE, LABELS, SEAM, PACKED_POSITIONS), faults)
+        yield Fault(PACKED_POSITIONS, reason, (pack.case,))
+
+
+def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
     if {len(row) for row in pack.rows.get("position_ids", ())} - {len(pack.rows["input_ids"][0])}:
         return  # no model takes it
     given = ", ".join(sorted(pack.tensors))

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from assay.errors import UsageError
 from assay.models.sources import local_folder, resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
-from assay_smoke.data.chats import check_chat
-from assay_smoke.data.collating import check_padding
+from assay_smoke.data.chats import NO_PROMPT, check_chat
+from assay_smoke.data.collating import UNCHANGED, check_packing, check_padding
 from assay_smoke.data.planned_checks import (
     ONE_BOS,
     ChecksPlan,
@@ -304,23 +303,52 @@ def test_a_sampler_with_a_fixed_seed_declines_other_seeds() -> None:
     assert set(report.cases) == set(PROPERTIES) - {SEEDED}
 
 
-def test_a_collator_that_pads_its_samples_in_place_is_noted() -> None:
+@pytest.mark.parametrize(
+    ("check", "plant", "words"),
+    [
+        (
+            check_padding,
+            "padded_in_place",
+            "has 3 values instead of 2. In a later batch, rows have 3 positions instead of 2",
+        ),
+        (
+            check_padding,
+            "labels_taken_out",
+            "sample 0 loses labels. In a later batch, it raised KeyError: 'labels'",
+        ),
+        (
+            check_packing,
+            "packed_in_place",
+            "input_ids of sample 0 has 5 values instead of 2. In a later batch, token 0",
+        ),
+    ],
+)
+def test_a_collator_that_changes_its_samples_fails_by_what_a_later_batch_gets(
+    check: Any, plant: str, words: str
+) -> None:
+    collator: Any = load_object(f"{PLANTS / 'collators.py'}:{plant}")
+    report = check(Subject("it"), collator, [micro_tokenizer()], "masked", [(2, 3)])
+    (finding,) = report.findings
+    assert finding.name == UNCHANGED
+    assert finding.reason.startswith("the collator changes its samples: ")
+    assert words in finding.reason
+    assert finding.failed == finding.cases
+
+
+def test_a_change_of_samples_without_an_effect_is_noted() -> None:
+    right: Any = load_object(f"{PLANTS / 'collators.py'}:right_padded")
+
     def make(tokenizer: Any) -> Any:
         def collate(features: Any) -> Any:
-            width = max(len(feature["input_ids"]) for feature in features)
-            blank = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "labels": -100}
             for feature in features:
-                for key, value in blank.items():
-                    pad = [value] * (width - len(feature[key]))
-                    own = feature[key]
-                    feature[key] = own + pad if tokenizer.padding_side == "right" else pad + own
-            return {key: torch.tensor([feature[key] for feature in features]) for key in blank}
+                feature["length"] = len(feature["input_ids"])
+            return right(tokenizer)(features)
 
         return collate
 
     report = check_padding(Subject("it"), make, [micro_tokenizer()], batches=[(2, 3)])
     assert report.findings == []
-    assert "the collator changes its samples in place" in report.notes
+    assert "the collator changes its samples: sample 0 gets length" in report.notes
 
 
 def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
@@ -371,6 +399,33 @@ def test_a_template_that_reads_parts_gets_parts() -> None:
     report = check_chat(Subject("parts"), render_by_template, [tokenizer])
     assert report.findings == []
     assert report.untried == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_found"),
+    [
+        ("{%- if add_generation_prompt -%}", "{%- if true -%}", True),
+        (
+            "<|im_start|>assistant\n",
+            "<|im_start|>",
+            False,
+        ),  # a prompt without a role is not in chats
+        ("{%- if add_generation_prompt -%}", "<|eos|>{%- if add_generation_prompt -%}", False),
+    ],
+)
+def test_a_template_that_always_appends_the_prompt_for_generation_is_found(
+    before: str, after: str, *, is_found: bool
+) -> None:
+    tokenizer = micro_tokenizer()
+    tokenizer.chat_template = str(tokenizer.chat_template).replace(before, after)
+    report = check_chat(Subject("it"), render_by_template, [tokenizer])
+    found = [(one.name, one.failed) for one in report.findings]
+    assert found == ([(NO_PROMPT, report.cases[NO_PROMPT])] if is_found else [])
+    if is_found:
+        assert report.findings[0].reason == (
+            "the text of a training chat ends with 'assistant', which begins an assistant's turn: render it"
+            " with add_generation_prompt=False, and let the template obey that"
+        )
 
 
 @pytest.mark.parametrize(
