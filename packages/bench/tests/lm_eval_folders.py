@@ -55,7 +55,7 @@ def _documents() -> list[dict[str, Any]]:
                 "yes": number % 2,
                 "labels": [label, (label + 1) % 4],
                 "answer": options[label],
-                "sentence": " ".join(words),
+                "sentence": " ".join([*words, str(number)]),
             }
         )
     return documents

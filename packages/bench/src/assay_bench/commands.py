@@ -37,7 +37,7 @@ _Suite = Annotated[
 _JudgingSuite = Annotated[
     str | None,
     Option(
-        "Suite whose margins, metrics and clusters judge. Default: that of the runs, else offline.",
+        "Suite whose margins, metrics and clusters judge. Default: that of the base, else offline.",
         "NAME|FILE.toml",
         group="Tasks",
     ),

@@ -95,19 +95,20 @@ def choose_terms(
 ) -> tuple[Terms, list[str]]:
     """Return the terms that judge, and a note unless both sides used them.
 
-    given: takes the place of the suites that the sides record.
-    default: judges if neither side records a suite.
+    The candidate's suite never judges, nor do its clusters: they could accept any candidate.
+
+    given: takes the place of the suite that the base records.
+    default: judges if the base records no suite.
     """
     sides = {"base": SuiteTerms.of(base), "candidate": SuiteTerms.of(candidate)}
-    used = given or sides["base"] or sides["candidate"] or default
+    used = given or sides["base"] or default
     if given is None and all(suite and suite.terms == used.terms for suite in sides.values()):
         return used.judging, []
     recorded = ", ".join(
         f"the {side} used {suite.name if suite else 'no recorded suite'}"
         for side, suite in sides.items()
     )
-    owners = (f"the {side}'s suite" for side, suite in sides.items() if suite)
-    owner = "--suite" if given else next(owners, "suite")
+    owner = "--suite" if given else "the base's suite" if sides["base"] else "suite"
     return used.judging, [f"judged by {owner} {used.name}: {recorded}"]
 
 
@@ -325,6 +326,8 @@ def _notes(
         if name not in base.tasks:
             yield name, "only the candidate has it: not judged, and without effect on the verdict"
     for name, task in base.tasks.items():
+        if repeats := task.repeats_in_words:
+            yield name, repeats
         if name in chosen:
             left = ", ".join(one for one in task.all_scores() if one not in chosen[name])
             yield name, f"{', '.join(chosen[name])} was chosen; not judged: {left or 'nothing'}"
@@ -443,10 +446,9 @@ def _measured(
             problems.append(found)
             continue
         of_pairs = zip(pairs, was.values, now.values, strict=True)
-        # Clusters can be those of the candidate's suite alone.
         values = [
-            (pair[0] if pair[0].cluster else pair[1], one, two)
-            for pair, one, two in of_pairs
+            (item, one, two)
+            for (item, _), one, two in of_pairs
             if one is not None and two is not None
         ]
         if not values or _cannot_drop(was):
@@ -507,7 +509,7 @@ def _problem_of(name: str, was: Score, now: Score) -> _Problem | None:
 
 
 _Values = Sequence[tuple[Item, float, float]]
-"""Each item, with the values of base and candidate."""
+"""Each item of the base, with the values of base and candidate."""
 
 
 def _column(

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.special import softmax
 
 from assay.errors import UsageError
@@ -41,6 +44,7 @@ from assay_bench.results import (
     Score,
     TaskResult,
     UnjudgedMetric,
+    mean_of_known,
 )
 
 # Keys of a task's configuration that decide what the model is asked and how its answer is read.
@@ -265,6 +269,7 @@ def _result_of_filter(
         for key, value in results.results.get(name, {}).items()
         if key.endswith(f",{filter_}") and isinstance(value, int | float)
     }
+    groups = _group_repeats(samples, requests)
     scores, unjudged = read_metrics(
         samples,
         likelihoods,
@@ -272,48 +277,69 @@ def _result_of_filter(
         config,
         None if directions is None else directions.get(name, {}),
     )
+    scores = {name: score.over(groups) for name, score in scores.items()}
     metric = next((name for name, score in scores.items() if score.kind == "yes-no"), None)
     options: Sequence[int | None] | None = [0 if one else None for one in likelihoods]
     chance = None
     if kind == "multiple_choice":
         options = right_options(samples, [one.continuations for one in requests], likelihoods)
-        pairs = zip(samples, likelihoods, strict=True)
         if metric is not None and metric.startswith("acc"):
-            chance = sum(num_right(sample) / len(one) for sample, one in pairs) / len(samples)
+            chance = fmean(num_right(samples[one]) / len(likelihoods[one]) for one, *_ in groups)
     if options is None or (any(likelihoods) and None in options):
         reason = "the samples do not say which option is right"
         unjudged[LOG_PROBABILITY] = UnjudgedMetric(value=None, higher_is_better=True, reason=reason)
         options = [None] * len(samples)
-    rights = scores[metric].values if metric is not None else [None] * len(samples)
-    best = float(metric is not None and scores[metric].higher_is_better)
-    seen: Counter[str] = Counter()
     items = []
-    for number, (sample, request, option, right) in enumerate(
-        zip(samples, requests, options, rights, strict=True), 1
+    for number, (sample, request, option) in enumerate(
+        zip(samples, requests, options, strict=True), 1
     ):
         with _named(file, number):
-            document = str(sample["doc_hash"])[:_HASH_LENGTH]
-            seen[document] += 1
-            again = f"#{seen[document]}" if seen[document] > 1 else ""
             items.append(
                 Item(
-                    key=document + again,
+                    key=str(sample["doc_hash"])[:_HASH_LENGTH],
                     prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
                     target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
-                    right=None if right is None else right == best,
                     cluster=None if cluster is None else _cluster_of(sample, cluster, name, number),
                     **_answers(sample, kind, request, option),
                 )
             )
+    rights = scores[metric].values if metric is not None else [None] * len(groups)
+    best = float(metric is not None and scores[metric].higher_is_better)
+    num_repeats = len(samples) - len(groups)
+    num_documents = results.num_samples.get(name, {}).get("original")
     return TaskResult(
         metric=metric,
         chance=chance,
-        items=tuple(items),
+        items=tuple(
+            replace(
+                items[group[0]],
+                right=None if right is None else right == best,
+                log_probability=mean_of_known(items[one].log_probability for one in group),
+            )
+            for group, right in zip(groups, rights, strict=True)
+        ),
         scores=scores,
         unjudged=unjudged,
-        num_documents=results.num_samples.get(name, {}).get("original"),
+        num_documents=None if num_documents is None else num_documents - num_repeats,
+        num_repeats=num_repeats,
         num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
     )
+
+
+def _group_repeats(samples: Sequence[Sample], requests: Sequence["_Requests"]) -> list[list[int]]:
+    """Group the places of samples with an equal document or equal requests: their answers are not independent.
+
+    Each group starts with its lowest document hash, whatever the order of the documents.
+    """
+    num = len(samples)
+    names = [str(sample["doc_hash"]) for sample in samples], [str(one.asked) for one in requests]
+    documents, asked = (np.unique(one, return_inverse=True)[1] for one in names)
+    links = coo_array((np.ones(num), (documents, num + asked)), shape=(2 * num, 2 * num))
+    _, group_of = connected_components(links, directed=False)
+    groups: dict[int, list[int]] = {}
+    for place, document in enumerate(documents):
+        groups.setdefault(group_of[document], []).append(place)
+    return [sorted(group, key=lambda place: names[0][place]) for group in groups.values()]
 
 
 def _cluster_of(sample: Sample, field: str, task: str, number: int) -> str:
@@ -340,25 +366,26 @@ class _Requests(NamedTuple):
     """The requests of a sample, without those of options alone, which acc_mutual_info adds."""
 
     question: str
+    asked: list[str]
+    """The prompt's hash and every request, in an order that does not depend on that of the options."""
     continuations: list[str]
     likelihoods: list[float]
     """Empty for generated text."""
 
 
 def _requests(sample: Sample, kind: str) -> _Requests:
-    """Read arguments, which lm-eval's command line writes as objects, and responses, as text."""
-    arguments = sample["arguments"]
-    if isinstance(arguments, dict):
-        arguments = [list(request.values()) for request in arguments.values()]
+    """Read arguments, and responses, which lm-eval's command line writes as text."""
+    arguments = _arguments(sample)
+    asked = [str(sample["prompt_hash"]), *sorted(map(str, arguments))]
     responses = [responses[0] for responses in sample["resps"]]
     question = str(arguments[0][0])
     if kind not in _LIKELIHOOD_KINDS:
-        return _Requests(question, [], [])
+        return _Requests(question, asked, [], [])
     if "acc_mutual_info" in sample["metrics"]:
         arguments = [request for request in arguments if request[0] != ""]
     continuations = [str(request[-1]) for request in arguments]
     likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
-    return _Requests(question, continuations, likelihoods[: len(continuations)])
+    return _Requests(question, asked, continuations, likelihoods[: len(continuations)])
 
 
 def _answers(sample: Sample, kind: str, request: _Requests, right: int | None) -> dict[str, Any]:
@@ -564,7 +591,7 @@ def _score(
     if aggregation in _LIKELIHOODS:
         pairs: list[Any] = [one if isinstance(one, list) else [one, 1] for one in given]
         totals, weights = ([float(pair[side]) for pair in pairs] for side in (0, 1))
-        texts = [_last_argument(sample) for sample in samples]
+        texts = [str(_arguments(sample)[0][-1]) for sample in samples]
         num_bytes = sum(len(text.encode()) for text in texts) / len(texts)
         nats = tuple(total / num_bytes for total in totals)
         found = _LIKELIHOODS[aggregation](math.fsum(totals), math.fsum(weights))
@@ -652,7 +679,8 @@ def _correlation(counts: Mapping[tuple[int, int], int]) -> float:
     return both / math.sqrt(spreads[0] * spreads[1]) if spreads[0] and spreads[1] else 0.0
 
 
-def _last_argument(sample: Sample) -> str:
-    arguments = sample["arguments"]
-    first = next(iter(arguments.values())) if isinstance(arguments, dict) else arguments[0]
-    return str(list(first.values())[-1] if isinstance(first, dict) else first[-1])
+def _arguments(sample: Sample) -> list[list[Any]]:
+    """Return the arguments of each request, which lm-eval's command line writes as objects."""
+    given = sample["arguments"]
+    requests = given.values() if isinstance(given, dict) else given
+    return [list(one.values() if isinstance(one, dict) else one) for one in requests]

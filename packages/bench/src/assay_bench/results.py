@@ -41,12 +41,12 @@ _Text = Annotated[str, Field(exclude=True)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One document of a task, with the model's answer."""
+    """One document of a task with all its repeats, and the model's answer."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     key: str
-    """Hash of the document; repeated documents are numbered."""
+    """Hash of the document."""
     prompt_hash: str
     target_hash: str
     """Hash of the right answer."""
@@ -84,8 +84,13 @@ class Score:
     @property
     def mean(self) -> float:
         """Return the mean over the items that have a value; NaN without any."""
-        values = [value for value in self.values if value is not None]
-        return sum(values) / len(values) if values else math.nan
+        mean = mean_of_known(self.values)
+        return math.nan if mean is None else mean
+
+    def over(self, groups: Iterable[Iterable[int]]) -> "Score":
+        """Return the score with the mean over the known values of each group of places."""
+        means = (mean_of_known(self.values[place] for place in group) for group in groups)
+        return replace(self, values=tuple(means))
 
     @property
     def num_wrong(self) -> int:
@@ -124,6 +129,8 @@ class TaskResult:
     unjudged: dict[str, UnjudgedMetric] = field(default_factory=dict)
     num_documents: int | None = None
     """All documents of the task, of which `items` may be the first; None if the results do not say."""
+    num_repeats: int = 0
+    """Documents that count as one item with another one, whose content or prompt they repeat."""
     num_nan_calls: int = 0
     """Calls of the model that gave NaN or infinity for the next token, if our process ran it."""
 
@@ -170,14 +177,25 @@ class TaskResult:
         return f"the model gave NaN or infinity for the next token in {self.num_nan_calls} calls"
 
     @property
+    def repeats_in_words(self) -> str:
+        """Describe documents that count as one item; "" without any."""
+        num = len(self.items)
+        if not self.num_repeats:
+            return ""
+        return (
+            f"{num + self.num_repeats:,} documents, {num:,} of them distinct: documents with equal content or prompts"
+            " count as one item"
+        )
+
+    @property
     def accuracy(self) -> float | None:
         """Return the share of items that are right."""
-        return _mean([float(item.right) for item in self.items if item.right is not None])
+        return mean_of_known(None if one.right is None else float(one.right) for one in self.items)
 
     @property
     def log_probability(self) -> float | None:
         """Return the mean over the items, in nats per byte."""
-        return _mean([v for item in self.items if (v := item.log_probability) is not None])
+        return mean_of_known(item.log_probability for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +231,10 @@ class Evaluation:
         return replace(self, tasks=kept)
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean over the values that are not None; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 # Chance that a guess passes.
@@ -238,11 +258,18 @@ def judge_scores(
     return conclude(
         levels,
         Cause("non-finite") if any(found.values()) else None,
-        # The message gives the reasons of all other levels.
         notes=[
-            f"{name}: {one.level.reason}"
-            for name, one in levels.items()
-            if one.level.verdict is Outcome.PASS
+            *(
+                f"{name}: {repeats}"
+                for name, task in evaluation.tasks.items()
+                if (repeats := task.repeats_in_words)
+            ),
+            # The message gives the reasons of all other levels.
+            *(
+                f"{name}: {one.level.reason}"
+                for name, one in levels.items()
+                if one.level.verdict is Outcome.PASS
+            ),
         ],
         headline=_headline(levels),
         model={"name": evaluation.facts.get("model", evaluation.name)}
@@ -281,8 +308,7 @@ def score_in_words(task: TaskResult) -> str:
         guess = "" if task.chance is None else f" (a guess: {task.chance:.1%})"
         parts.append(f"{task.metric} {task.accuracy:.1%}{guess}")
     if task.log_probability is not None:
-        guesses = [item.guess for item in task.items if item.guess is not None]
-        mean = _mean(guesses)
+        mean = mean_of_known(item.guess for item in task.items)
         guess = "" if mean is None or task.chance is not None else f" (a guess: {mean:.3f})"
         parts.append(f"{task.log_probability:.3f} nats per byte{guess}")
     return f"{', '.join(parts) or 'no score'}, {format_count(len(task.items), 'item')}"

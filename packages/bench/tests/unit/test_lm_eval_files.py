@@ -10,7 +10,8 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import write_sealed
-from assay_bench.comparing import SuiteTerms, Terms
+from assay.verdicts import Outcome
+from assay_bench.comparing import SuiteTerms, Terms, compare
 from assay_bench.lm_eval_files import (
     Manifest,
     num_right,
@@ -18,6 +19,7 @@ from assay_bench.lm_eval_files import (
     right_options,
     write_manifest,
 )
+from assay_bench.results import Evaluation, judge_scores
 
 STAMP = "2026-01-02T03-04-05.678901"
 KINDS = {
@@ -80,7 +82,7 @@ def write(folder: Path, samples: dict[str, list[dict[str, Any]]], **update: Any)
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
         "results": {name: {} for name in samples},
-        "configs": {name: {"output_type": KINDS[name]} for name in samples},
+        "configs": {name: {"output_type": KINDS.get(name, "multiple_choice")} for name in samples},
         "versions": dict.fromkeys(samples, 1.0),
         "n-shot": dict.fromkeys(samples, 0),
         "model_name": "org/model",
@@ -148,12 +150,85 @@ def test_each_filter_of_a_task_is_a_task(tmp_path: Path) -> None:
     }
 
 
-def test_duplicate_document_is_two_items(tmp_path: Path) -> None:
-    write(tmp_path, {"sums": [sample("sums", 0), sample("sums", 0)]})
-    assert [item.key for item in read_evaluation(tmp_path).tasks["sums"].items] == [
-        "doc_hash0",
-        "doc_hash0#2",
+def choices(document: int, *, right: bool = True, **update: Any) -> dict[str, Any]:
+    nats = ("-1.5", "-9.0") if right else ("-9.0", "-1.5")
+    resps = [[[one, "False"]] for one in nats]
+    rights = {"acc": float(right), "acc_norm": float(right), "resps": resps}
+    return sample("choices", document, **(rights | update))
+
+
+NUM_DOCUMENTS, NUM_REPEATS = 25, 40
+ALONE = [choices(number) for number in range(NUM_DOCUMENTS)]
+FLIPPED = [choices(0, right=False), *ALONE[1:]]
+
+
+def read(folder: Path, **samples: list[dict[str, Any]]) -> Evaluation:
+    return read_evaluation(write(folder, samples))
+
+
+def test_repeated_documents_decide_no_more_than_each_once(tmp_path: Path) -> None:
+    outcomes = []
+    for name, lines in (("base", ALONE), ("candidate", FLIPPED)):
+        alone = read(tmp_path / name, task=lines)
+        repeated = read(tmp_path / f"{name}-repeated", task=lines * NUM_REPEATS)
+        assert repeated.tasks["task"].items == alone.tasks["task"].items
+        outcomes.append((alone, repeated))
+    (was, was_repeated), (now, now_repeated) = outcomes
+    for base, candidate in ((was, was), (was, now)):
+        assert compare(base, candidate, Terms()).judged is Outcome.NOT_COMPARED
+    for base, candidate in ((was_repeated, was_repeated), (was_repeated, now_repeated)):
+        found = compare(base, candidate, Terms())
+        assert found.judged is Outcome.NOT_COMPARED
+        told = "task: 1,000 documents, 25 of them distinct: documents with equal content or prompts count as one item"
+        assert found.notes == (told,)
+        assert told in judge_scores(base).notes
+
+
+def test_one_flipped_answer_of_a_repeated_document_is_no_failure(tmp_path: Path) -> None:
+    sides = [
+        read(tmp_path / name, one=lines * 12, two=lines * 12)
+        for name, lines in (("base", ALONE), ("candidate", FLIPPED))
     ]
+    found = compare(*sides, Terms(accuracy=0.001))
+    assert found.judged is Outcome.NOT_COMPARED
+    # One document of both tasks: a chance of 1/2.
+    accuracies = [one for part in found.parts for one in part.measures if one.name == "acc"]
+    assert [one.p_worse for one in accuracies] == [1.0, 1.0, 1.0]  # Holm
+
+
+def test_documents_with_equal_requests_are_one_item_whatever_their_order(tmp_path: Path) -> None:
+    lines = [choices(n, prompt_hash=f"p{n % 10}") for n in range(30)]
+    for name, given in (("base", lines), ("turned", lines[::-1])):
+        items = read(tmp_path / name, task=given).tasks["task"].items
+        assert len(items) == 10
+        lowest = {min(f"doc_hash{n + step}" for step in (0, 10, 20)) for n in range(10)}
+        assert {item.key for item in items} == lowest
+    # Options decide too: some tasks have an empty prompt.
+    for number, line in enumerate(lines):
+        line["arguments"] = {"gen_args_0": {"arg_0": "", "arg_1": f" {number}"}} | {
+            "gen_args_1": {"arg_0": "", "arg_1": " five"}
+        }
+    assert len(read(tmp_path / "options", task=lines).tasks["task"].items) == 30
+
+
+def test_repeats_are_averaged_and_nan_in_one_of_them_remains(tmp_path: Path) -> None:
+    task = read(tmp_path / "a", task=[choices(0), choices(0, right=False), choices(1)]).tasks[
+        "task"
+    ]
+    assert task.scores["acc"].values == (0.5, 1.0)
+    assert [item.right for item in task.items] == [False, True]
+    assert [item.log_probability for item in task.items] == [-2.625, -0.75]  # two bytes
+    nan = choices(0, resps=[[["nan", "False"]], [["-9.0", "False"]]])
+    task = read(tmp_path / "b", task=[choices(0), nan]).tasks["task"]
+    assert not task.items[0].is_finite
+    assert not judge_scores(read(tmp_path / "b", task=[choices(0), nan])).passed
+
+
+def test_number_of_all_documents_is_that_of_distinct_ones(tmp_path: Path) -> None:
+    counts = {"sums": {"original": 3, "effective": 3}}
+    lines = [sample("sums", 0), sample("sums", 0), sample("sums", 1)]
+    write(tmp_path, {"sums": lines}, **{"n-samples": counts})
+    assert read_evaluation(tmp_path).tasks["sums"].num_documents == 2
 
 
 def test_newest_results_are_read(tmp_path: Path) -> None:
