@@ -185,11 +185,11 @@ def test_repeated_documents_decide_no_more_than_each_once(tmp_path: Path) -> Non
 
 
 def test_one_flipped_answer_of_a_repeated_document_is_no_failure(tmp_path: Path) -> None:
-    sides = [
+    base, candidate = (
         read(tmp_path / name, one=lines * 12, two=lines * 12)
         for name, lines in (("base", ALONE), ("candidate", FLIPPED))
-    ]
-    found = compare(*sides, Terms(accuracy=0.001))
+    )
+    found = compare(base, candidate, Terms(accuracy=0.001))
     assert found.judged is Outcome.NOT_COMPARED
     # One document of both tasks: a chance of 1/2.
     accuracies = [one for part in found.parts for one in part.measures if one.name == "acc"]

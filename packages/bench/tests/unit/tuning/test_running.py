@@ -76,7 +76,7 @@ def test_more_probable_held_out_text_passes() -> None:
     # deviation is 0.075 / sqrt(3), and Student's t with three degrees of freedom exceeds 4.5407 in 1 %.
     assert learned.reason == (
         "held-out loss 3.4875 before and 2.0000 nats per token after 2 steps (perplexity 32.7 -> 7.389):"
-        " the change is at most -1.3892, and must be below 0"
+        " the change is at most -1.3892, and must be below -0.01"
     )
     assert learned.compared == 4
     # Changes -2, -2.1, -2, -2.1: -2.05 + 4.5407 * 0.1 / sqrt(3) / 2.
@@ -105,9 +105,18 @@ def test_part_may_rise_by_its_margin(rise: float, expected: Outcome) -> None:
     assert judge_tunings([tuning(after=after)])[0].verdict is expected
 
 
-def test_unchanged_losses_are_not_learning() -> None:
-    verdict, _ = judge_tunings([tuning(after=BEFORE)])
-    assert verdict.levels["micro:llama full seed 0: learned"].verdict is Outcome.FAIL
+@pytest.mark.parametrize(
+    ("fall", "expected"),
+    [(0.0, Outcome.FAIL), (1e-9, Outcome.FAIL), (0.009, Outcome.FAIL), (0.011, Outcome.PASS)],
+)
+def test_learning_is_a_fall_by_one_percent_of_the_perplexity(
+    fall: float, expected: Outcome
+) -> None:
+    after = {name: [loss - fall for loss in losses] for name, losses in BEFORE.items()}
+    verdict, _ = judge_tunings([tuning(after=after)])
+    learned = verdict.levels["micro:llama full seed 0: learned"]
+    assert (verdict.verdict, learned.verdict) == (expected, expected)
+    assert str(learned.reason).endswith(", and must be below -0.01")
 
 
 def test_chance_improvement_is_underpowered_and_says_how_many_rows_would_decide() -> None:
@@ -151,5 +160,5 @@ def test_notes_report_changes_and_margins() -> None:
     assert len(levels) == sum(one.verdict is Outcome.PASS for one in verdict.levels.values()) > 0
     for note in levels:
         assert "(perplexity " in note
-        assert re.search(r": the change is at most [-+][\d.]+, and must be below [\d.]+$", note)
+        assert re.search(r": the change is at most [-+][\d.]+, and must be below -?[\d.]+$", note)
     assert cost == "micro:llama full seed 0: 120 tokens in 1 s"
