@@ -505,6 +505,15 @@ _HIGHER_IS_BETTER = {
     "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "likelihood", "f1", "mcc",
     "bleu", "chrf", "chrf++",
 }  # fmt: skip
+# lm-eval 0.4.13, api/task.py, process_results: the metrics that each output_type has.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "loglikelihood": ("acc", "perplexity"),
+    "loglikelihood_rolling": ("bits_per_byte", "byte_perplexity", "word_perplexity"),
+    "multiple_choice": (
+        "acc", "acc_bytes", "acc_mutual_info", "acc_norm", "brier_score", "exact_match", "f1", "likelihood", "mcc",
+    ),
+    "generate_until": tuple(sorted(_LOWER_IS_BETTER | _HIGHER_IS_BETTER | {"acc_all", "bypass"})),
+}  # fmt: skip
 _LIKELIHOODS: Mapping[str, Callable[[float, float], float]] = {
     "perplexity": lambda total, weight: math.exp(-total / weight),
     "weighted_perplexity": lambda total, weight: math.exp(-total / weight),

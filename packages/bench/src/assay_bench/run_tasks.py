@@ -24,7 +24,7 @@ import yaml
 from pydantic import Field
 
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import (
     UnreadableFileError,
     open_file,
@@ -44,7 +44,13 @@ from assay.runs.results import VERDICT_FILE
 from assay.verdicts import Record
 from assay.watchdog import temporary_folder
 from assay_bench.comparing import SuiteTerms, Terms
-from assay_bench.lm_eval_files import MANIFEST, newest_results, read_manifest, write_manifest
+from assay_bench.lm_eval_files import (
+    MANIFEST,
+    METRICS,
+    newest_results,
+    read_manifest,
+    write_manifest,
+)
 
 Document = Mapping[str, Any]
 
@@ -236,7 +242,8 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
     """Return the configuration of an offline task or a YAML file; return any other name unchanged.
 
     folder: the documents of an offline task are written there.
-    Raises: UsageError for an invalid file, or without the local documents that it names.
+    Raises: UsageError for an invalid file, for a metric that lm-eval would leave out, or without the local
+        documents that it names.
     """
     if task in TASKS:
         documents = folder / f"{task}.jsonl"
@@ -249,10 +256,21 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
     if not task.endswith(_YAML):
         return task
     config = _parse(Path(task))
+    _require_metrics(task, config)
     if config.get("dataset_path") == "json":
         found = _data_files(Path(task), config)
         config["dataset_kwargs"] = {"data_files": {name: str(file) for name, file in found.items()}}
     return config
+
+
+def _require_metrics(task: str, config: dict[str, Any]) -> None:
+    """Raise UsageError for a metric that lm-eval would leave out without an error."""
+    kind, entries = str(config.get("output_type", "generate_until")), config.get("metric_list")
+    for entry in entries if isinstance(entries, list) and kind in METRICS else []:
+        name = entry.get("metric") if isinstance(entry, dict) else None
+        is_foreign = kind == "generate_until" and name is not None and entry.get("hf_evaluate")
+        if name is not None and name not in METRICS[kind] and not is_foreign:
+            raise make_task_error(task, suggest(f"metric of {kind}", str(name), METRICS[kind]))
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -234,16 +234,20 @@ def describe_failure(error: BaseException, task: str = "") -> str:
 
     task: the task, if it is known.
     """
-    document = None
+    document, text = None, f"{type(error).__name__}: {first_line(error)}"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         names = frame.f_locals
+        if frame.f_code.co_name == "doc_to_choice" and isinstance(names.get("doc_to_choice"), str):
+            text = (
+                f"doc_to_choice: {names['doc_to_choice']} is not a field of the documents"
+                f" ({', '.join(names['doc'])}), and does not give a list as a template"
+            )
         if frame.f_globals.get("__name__", "").startswith("lm_eval.") and "doc_id" in names:
             document = names["doc_id"]
             owner = getattr(names.get("self", names.get("task")), "config", None)
             task = task or str(getattr(owner, "task", ""))
     place = [f"task {task}"] if task else []
     place += [] if document is None else [f"document {document}"]
-    text = f"{type(error).__name__}: {first_line(error)}"
     return f"{', '.join(place)}: {text}" if place else text
 
 

@@ -1,5 +1,6 @@
 """Suites and their documents, and the command line of lm-eval."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from assay.runs import SilentProgress
 from assay_bench import run_tasks
 from assay_bench.commands import _changed_terms
 from assay_bench.comparing import Terms
+from assay_bench.lm_eval_files import METRICS
 from assay_bench.run_tasks import (
     DONE_FILE,
     TASKS,
@@ -127,6 +129,15 @@ def test_invalid_suite_names_the_key(tmp_path: Path, text: str, told: str) -> No
         ("task: a/b", "becomes a file name"),
         ("task: a\ndataset_path: json\ndataset_kwargs: [1]", "expected dataset_kwargs"),
         ("task: " + "[" * 5000, "not plain YAML"),
+        (
+            "task: a\noutput_type: multiple_choice\nmetric_list: [{metric: acc_nrm}]",
+            "t.yaml: unknown metric of multiple_choice 'acc_nrm'; did you mean acc_norm",
+        ),
+        (
+            "task: a\noutput_type: loglikelihood\nmetric_list: [{metric: bleu}]",
+            "'bleu'; known: acc, perplexity",
+        ),
+        ("task: a\nmetric_list: [{metric: exact_mach}]", "did you mean exact_match"),
     ],
 )
 def test_invalid_task_is_an_error(tmp_path: Path, text: str, told: str) -> None:
@@ -135,6 +146,26 @@ def test_invalid_task_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
         load_task(str(path), tmp_path)
+
+
+def test_known_metrics_are_those_of_lm_eval(tmp_path: Path) -> None:
+    """lm-eval compares each name with those of the task in the code of its results."""
+    from lm_eval.api import metrics  # noqa: F401 - registers them
+    from lm_eval.api.registry import METRIC_REGISTRY
+    from lm_eval.api.task import ConfigurableTask
+
+    code = inspect.getsource(ConfigurableTask.process_results)
+    parts = re.split(r'if self.OUTPUT_TYPE == "(\w+)":', code)
+    assert parts[1::2] == list(METRICS)
+    found = {
+        kind: set(re.findall(r'"(\w+)"\s+in (?:use_metric|self._metric_fn_list)', part))
+        for kind, part in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    found["generate_until"] = set(METRIC_REGISTRY)
+    assert {kind: set(names) for kind, names in METRICS.items()} == found
+    path = tmp_path / "t.yaml"
+    path.write_text("task: a\nmetric_list: [{metric: rouge, hf_evaluate: true}, {metric: ter}]")
+    assert load_task(str(path), tmp_path)
 
 
 def test_a_task_file_includes_others_of_its_folder(

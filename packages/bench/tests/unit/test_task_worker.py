@@ -72,8 +72,19 @@ def test_guess_by_frequency_is_the_most_probable_one_without_context() -> None:
     assert guess_by_frequency([[], []]) == [0.0, 0.0]
 
 
-def test_failure_in_lm_eval_names_task_and_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("field", "error", "told"),
+    [
+        ("choices", "NoneType", "task broken, document 2: "),
+        (
+            "choises",
+            "malformed",
+            "doc_to_choice: choises is not a field of the documents (text, label, choices), and",
+        ),
+    ],
+)
+def test_failure_in_lm_eval_names_what_is_wrong_with_the_task(
+    field: str, error: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third document lacks the options."""
     choices: list[list[str] | None] = [["1", "2"], ["2", "3"], None, ["4", "5"]]
@@ -83,29 +94,17 @@ def test_failure_in_lm_eval_names_task_and_document(
     config = {
         "task": "broken", "dataset_path": "json", "test_split": "test",
         "dataset_kwargs": {"data_files": {"test": str(data)}}, "output_type": "multiple_choice",
-        "doc_to_text": "text", "doc_to_choice": "choices", "doc_to_target": "label",
+        "doc_to_text": "text", "doc_to_choice": field, "doc_to_target": "label",
     }  # fmt: skip
     (tmp_path / "broken.yaml").write_text(json.dumps(config))
     monkeypatch.setenv(FAILURE_FILE, str(tmp_path / "failure.txt"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "lm_eval",
-            "run",
-            "--model",
-            "dummy",
-            "--tasks",
-            "broken",
-            "--include_path",
-            str(tmp_path),
-        ],
-    )
-    with pytest.raises(Exception, match="NoneType"):
+    words = ["run", "--model", "dummy", "--tasks", "broken", "--include_path", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+    with pytest.raises(Exception, match=error):
         run_lm_eval()
     message = (tmp_path / "failure.txt").read_text()
-    assert message.startswith("task broken, document 2: "), message
+    assert message.startswith(told), message
 
 
 def test_a_model_that_predicts_masked_tokens_is_refused() -> None:
