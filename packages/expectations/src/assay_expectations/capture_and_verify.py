@@ -133,8 +133,9 @@ def with_settings_of_earlier(
             earlier = read_expectation(file)
         except UnreadableFileError:
             continue
-        is_replaced = file == output or file.stem == earlier.name  # not one with a name of its own
-        if is_replaced and (earlier.model, earlier.provenance.run) == (options.model, options.run):
+        # In a folder, not one with a name of its own, or of another model.
+        is_replaced = file == output or (file.stem, earlier.model) == (earlier.name, options.model)
+        if is_replaced and earlier.provenance.run == options.run:
             settings = earlier.key.content.settings
             if earlier.prompts and prompts is None and given.keys() & {"prompt_length", "chat"}:
                 raise UsageError(
@@ -269,8 +270,6 @@ def verify_expectations(
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
     observations = _with_references(request, observations, folder, progress)
     verdict, rows = judge_seen(run, [*expectations.values()], observations, allow_unused, broken)
-    if model is not None:
-        verdict = verdict.model_copy(update={"model": {"name": model}})
     return write_results(verdict, rows, folder)
 
 

@@ -19,6 +19,7 @@ from assay.models.config_files import can_move_outputs, list_changes, list_setti
 from assay.statistics import MOST_ROUNDING
 from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Outcome, Verdict
 from assay_expectations.explaining import (
+    CONFIG_OR_CODE,
     EXACT_ROUNDING,
     GrownLayer,
     check_command,
@@ -195,7 +196,8 @@ def _cause_of_move(
     """Return what moved the exact outputs; "" if only the content that the summary lists differs."""
     if not content:
         packages = describe_versions(expected.provenance, actual.provenance)
-        return "; ".join(config) or f"the model's code changed{packages and f' ({packages})'}"
+        code = "the model's code changed" if expected.config and actual.config else CONFIG_OR_CODE
+        return "; ".join(config) or f"{code}{packages and f' ({packages})'}"
     if not config:
         return ""
     has_other_weights = expected.key.content.weights != actual.key.content.weights

@@ -20,9 +20,11 @@ from assay.models.config_files import can_move_outputs, list_changes
 from assay.statistics import MOST_ROUNDING
 from assay.verdicts import NextStep
 from assay_expectations.judging import (
+    describe_worst,
     errors_of,
     is_within_limits,
     judge_by,
+    judge_errors,
     judge_numbers,
     limits_of,
 )
@@ -74,8 +76,7 @@ def explain(
     observed = seen.observed.distributions
     is_within = is_within_limits(judge_by(expectation, observed))
     if seen.reference is None:
-        model = here.model or expectation.model
-        check = check_command(model, run, candidate_setup=here.setup)
+        check = check_command(here.model_of(expectation), run, candidate_setup=here.setup)
         return None if is_within else Explained("none", "", [NextStep(_FIND, check)])
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
     if seen.changed_modules:
@@ -92,6 +93,8 @@ def has_moved(signature: Signature, yardstick: Distributions, dtype: str) -> boo
 
 
 _FIND = "to find the operation"
+# Without a record of config.json, as in older files.
+CONFIG_OR_CODE = "config.json, of which the capture has no record, or the model's code changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,18 @@ class _Explainer:
         return is_within_limits(judged)
 
     @property
+    def _own_error(self) -> str:
+        """Words for an error against the yardstick of this environment that exceeds the limits; "" without one."""
+        expectation, signature = self.expectation, self.expectation.signature
+        own = signature.model_copy(update={"yardstick": self.reference.yardstick})
+        errors = errors_of(own, self.observed), errors_of(signature, signature.captured)
+        judged = judge_errors(*errors, expectation.key.machine.dtype, expectation.limits)
+        if is_within_limits(judged):
+            return ""
+        size = describe_worst(judged, "the error of the captured run")
+        return f"; besides, by its own exact outputs, {size}"
+
+    @property
     def _packages(self) -> str:
         return describe_environment(self.expectation, self.here)
 
@@ -139,12 +154,12 @@ class _Explainer:
         return f"the model's code changed ({packages})"
 
     def _find_in_run(self, purpose: str = _FIND, **options: str) -> NextStep:
-        model = self.here.model or self.expectation.model
+        model = self.here.model_of(self.expectation)
         check = check_command(model, self.run, candidate_setup=self.here.setup, **options)
         return NextStep(purpose, check)
 
     def _find_in_code(self) -> NextStep:
-        model, then = self.here.model or self.expectation.model, self.expectation.provenance.run
+        model, then = self.here.model_of(self.expectation), self.expectation.provenance.run
         python, purpose = "OLD_PYTHON", _FIND
         if not self._packages:
             python = "NEW_PYTHON"
@@ -177,6 +192,11 @@ class _Explainer:
         """Explain a run whose yardstick gives other values than at the capture."""
         settings, restored, code = self._settings, self.reference.restored, self._code
         module, moved = self._describe_move(self.reference)
+        if not self.expectation.config:
+            versions = f" ({self._packages})" if self._packages else ""
+            sentence = f"undecided: {CONFIG_OR_CODE}{versions}: {moved}"
+            restore = step_to_verify(self.seen.file, self.run, self.here)
+            return Explained("none", sentence, [restore, *self._list_steps(self._find_in_code())])
         answer: Answer = "code"
         if not settings:
             sentence = f"{code}: {moved}"
@@ -190,14 +210,13 @@ class _Explainer:
             sentence = f"{code}: with the recorded config.json, {moved}; besides, {settings}"
         else:
             answer, sentence = "files", f"{settings}: {moved}"
-        grown, place = self._grown
         if not self._agrees:
-            sentence += f"; besides, the run fails against a reference of this environment{place}"
+            sentence += "; besides, the run fails against a reference of this environment"
             return Explained(answer, sentence, self._after_restoring(self._find_in_run()), module)
-        if self.reference.on_host is not None:
+        if self.reference.on_host is None:
+            sentence += self._own_error
+        else:
             sentence += "; the run agrees with a reference of this environment"
-        if grown is not None:
-            sentence += f"; besides, the run is less accurate than the captured one{place}"
         steps = [self._find_in_code()] if answer == "code" or restored is None else []
         return Explained(answer, sentence, self._list_steps(*steps), module)
 

@@ -645,3 +645,7 @@ class AllSeen(Record):
     model: str | None = None
     """The model of the request."""
     seen: list[Seen]
+
+    def model_of(self, expectation: Expectation) -> str:
+        """Return the model that was verified by `expectation`: the one of the request, or the recorded one."""
+        return self.model or expectation.model

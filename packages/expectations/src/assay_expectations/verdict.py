@@ -42,6 +42,7 @@ from assay.verdicts import (
 from assay_expectations.explaining import Answer, Explained, describe_environment, explain
 from assay_expectations.judging import (
     Judged,
+    describe_form,
     describe_likeness,
     describe_worst,
     is_within_limits,
@@ -131,8 +132,8 @@ def _names_of_judged(
     expectations: Sequence[Expectation], here: AllSeen, broken: Collection[str]
 ) -> list[str]:
     """List the models with an expectation of this machine, and the broken files; or all models without any."""
-    judged = {one.model for one in expectations if one.key.machine == here.machine} | {*broken}
-    return sorted(judged or {one.model for one in expectations})
+    judged = {here.model_of(one) for one in expectations if one.key.machine == here.machine}
+    return sorted(judged | {*broken} or {here.model_of(one) for one in expectations})
 
 
 def _next_steps(results: Mapping[str, LevelResult]) -> tuple[list[NextStep], list[str]]:
@@ -228,7 +229,7 @@ def combine(
 def _judge_one(
     name: str, expectation: Expectation, seen: Seen, here: AllSeen, run: str
 ) -> LevelResult:
-    accept = _step_to_accept(seen.file, expectation, run)
+    accept = _step_to_accept(seen.file, here.model_of(expectation), run)
     restore = step_to_verify(seen.file, run, here)
     facts: dict[str, Any] = {"expectation": expectation.hash}
     if seen.stale:
@@ -306,13 +307,13 @@ def _cause_of(explained: Explained, *, is_stale: bool) -> Cause:
     return Cause(diagnosis, Location(phase="forward", module=explained.module))
 
 
-def _step_to_accept(file: str, expectation: Expectation, run: str) -> NextStep:
+def _step_to_accept(file: str, model: str, run: str) -> NextStep:
     """Return the step that captures again. A shipped file is never replaced."""
     purpose, output = "if the change is intended", file
     if Path(file).resolve().parent == SHIPPED.resolve():
         output = _OWN_FOLDER
         purpose += f" (the shipped file belongs to assay: your own goes to {output}/)"
-    return NextStep(purpose, recapture_command(expectation.model, run, output))
+    return NextStep(purpose, recapture_command(model, run, output))
 
 
 def level_of_signature(
@@ -341,10 +342,13 @@ def _describe_size(
     """Describe the error of a run that fails, or that is stale."""
     size = describe_worst(judged, "the error of the captured run")
     if not is_within_limits(judged):
-        dtype = expectation.key.machine.dtype
-        yield from filter(
-            None, [describe_likeness(expectation.signature, observed, dtype, judged), size]
-        )
+        dtype, signature = expectation.key.machine.dtype, expectation.signature
+        form = describe_form(signature, observed, dtype)
+        module = None if explained is None else explained.module
+        if form is None and (module is None or module in list(expectation.layers)[-2:]):
+            # A module before the one that makes the outputs is a more exact place than a change of them all.
+            form = describe_likeness(signature, observed, dtype, judged)
+        yield from filter(None, [form, size])
     elif explained is not None:
         yield f"the outputs of the run are within the limits: {size}"
     elif "stale" in facts:
@@ -382,7 +386,7 @@ def _without_dtype(machine: Machine) -> tuple[str, str]:
 
 def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> NextStep:
     """Return the command that captures the models on this machine."""
-    models = [*dict.fromkeys(one.model for one in expectations)]
+    models = [*dict.fromkeys(map(here.model_of, expectations))]
     folder = Path(here.seen[0].file).parent
     output = _OWN_FOLDER if folder.resolve() == SHIPPED.resolve() else str(folder)
     names = models if len(models) <= _MAX_NOTES else ["MODEL"]

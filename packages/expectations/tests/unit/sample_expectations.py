@@ -60,6 +60,7 @@ def expectation(num_tokens: int = 1, noise: float = NOISE) -> Expectation:
             yardstick=distributions(*[YARDSTICK] * num_tokens),
             captured=distributions(*[off(noise)] * num_tokens),
         ),
+        config={"config.json: rms_norm_eps": 1e-06},
         provenance=PROVENANCE,
     )
 

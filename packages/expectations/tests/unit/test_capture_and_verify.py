@@ -459,10 +459,14 @@ def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> Non
         with_settings_of_earlier(options, {"chat": True}, path)
     other = options.model_copy(update={"run": "cpu/bfloat16"})
     assert with_settings_of_earlier(other, {}, path) == other
+    # The file that is named is replaced, wherever the model lies now.
+    moved = options.model_copy(update={"model": "other/place"})
+    assert with_settings_of_earlier(moved, {}, path).prompts == [[1, 2]]
     # A file with a name of its own is not the one that a capture into the folder replaces.
     assert with_settings_of_earlier(options, {}, tmp_path).prompts is None
     path.rename(tmp_path / f"{read_expectation(path).name}.json")
     assert with_settings_of_earlier(options, {}, tmp_path).prompts == [[1, 2]]
+    assert with_settings_of_earlier(moved, {}, tmp_path).prompts is None
 
 
 def test_one_model_cannot_stand_for_several(tmp_path: Path) -> None:

@@ -127,6 +127,13 @@ def test_changed_exact_outputs_are_changed_code() -> None:
     assert verdict.location.module == ""
 
 
+def test_older_captures_without_a_record_of_config_json_name_no_code() -> None:
+    older = EXPECTED.model_copy(update={"config": {}})
+    assert find_change(older, with_yardstick(MOVED)).answer.startswith(
+        "config.json, of which the capture has no record, or the model's code changed (transformers absent →"
+    )
+
+
 def test_changed_exact_outputs_within_the_limits_are_a_break() -> None:
     slightly = distributions(*[off(2e-9)] * 2)
     before = EXPECTED.model_copy(update={"exact_layers": {"a": [2, 1, 0]}})

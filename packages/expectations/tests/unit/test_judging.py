@@ -16,6 +16,7 @@ from assay.models import RECIPES
 from assay.verdicts import Outcome
 from assay_expectations.judging import (
     Judged,
+    describe_form,
     describe_likeness,
     is_within_limits,
     judge_numbers,
@@ -30,6 +31,7 @@ from assay_expectations.records import (
     Key,
     Machine,
     Observed,
+    Reference,
     Seen,
     list_steps,
 )
@@ -149,7 +151,8 @@ FALLING = [YARDSTICK[1], YARDSTICK[0]]
 def describe(seen: Observed) -> str | None:
     expected = expectation(len(seen.most_likely[0][0]))
     judged = judge_numbers(expected.signature, seen.distributions, "bfloat16", expected.limits)
-    return describe_likeness(expected.signature, seen, "bfloat16", judged)
+    form = describe_form(expected.signature, seen, "bfloat16")
+    return form or describe_likeness(expected.signature, seen, "bfloat16", judged)
 
 
 def test_one_wrong_token_has_no_common_explanation() -> None:
@@ -160,6 +163,42 @@ def test_one_wrong_token_has_no_common_explanation() -> None:
 
 def wrong_elsewhere() -> Distributions:
     return expectation().signature.captured.model_copy(update={"projections": [[[[5.0]]]]})
+
+
+def near_noise(whole: float) -> Distributions:
+    """A run whose kept ids have 1.5 times the noise, and the whole vocabulary `whole` times."""
+    projections = [[[[YARDSTICK[0] + whole * NOISE]]]]
+    return distributions(off(1.5 * NOISE)).model_copy(update={"projections": projections})
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        # Sorting, and a factor of 1.03, each leave as much as they explain.
+        observed(distributions([-1.0 + 3 * NOISE, -3.0]), most_likely=off(1.9 * NOISE)),
+        observed(near_noise(2.1)),
+    ],
+    ids=["sorted", "others"],
+)
+def test_error_near_the_noise_has_no_cause_without_evidence(seen: Observed) -> None:
+    assert describe(seen) is None
+
+
+def test_change_of_all_logits_is_not_a_cause_if_an_earlier_module_is_known() -> None:
+    layers = dict.fromkeys(("a", "lm_head (input)", "lm_head", ""), 0.1)
+    expected = EXPECTATION.model_copy(update={"layers": layers})
+    reasons = []
+    for module in ("a", "lm_head"):
+        reference = Reference(
+            yardstick=expected.signature.yardstick,
+            yardstick_dtype="float64",
+            layers=layers | {module: 1.0},
+            on_host=expected.signature.captured,
+        )
+        run = observed(distributions(FALLING))
+        answer = here(Seen(file="a.json", observed=run, reference=reference))
+        reasons.append(str(judge_seen(RUN, [expected], answer)[0].levels["a"].reason))
+    assert ["the logits are negated" in reason for reason in reasons] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +285,18 @@ def test_the_next_command_keeps_the_setup() -> None:
     answer = here(Seen(file="a.json", observed=wrong)).model_copy(update={"setup": "k.py:install"})
     step = judge_seen(RUN, [EXPECTATION], answer)[0].next_steps
     assert list_steps(*step).endswith(" --candidate acme/bfloat16 --candidate-setup k.py:install")
+
+
+def test_every_command_names_the_model_that_was_verified() -> None:
+    wrong = Seen(file="a.json", observed=observed(distributions(off(10 * NOISE))))
+    stale = Seen(file="a.json", stale=["different tokenizer"])
+    for expected, one in ((EXPECTATION, wrong), (EXPECTATION, stale), (elsewhere(), wrong)):
+        answer = here(one).model_copy(update={"model": "other"})
+        verdict, _ = judge_seen(RUN, [expected], answer)
+        assert verdict.model == {"name": "other"}
+        commands = [step.command for step in verdict.next_steps]
+        assert commands
+        assert all(" other " in command or "--model other" in command for command in commands)
 
 
 def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> None:
