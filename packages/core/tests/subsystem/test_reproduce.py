@@ -13,16 +13,17 @@ from packages.core.tests.subsystem.commands import error_of, run_alone, run_in_p
 pytestmark = pytest.mark.timeout(600)
 
 FAULTS = Path("packages/core/tests/faults").resolve()
-CHECK = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
+CHECK = ("--reference", "cpu/float32", "--candidate")
 
 
 @pytest.mark.parametrize(
-    ("kind", "option", "plant", "shown"),
+    ("candidate", "kind", "option", "plant", "shown"),
     [
-        ("generate", "setup", "plants/attention.py:scale_2_percent", "scale=0.2082"),
+        ("sim/bfloat16", "generate", "setup", "plants/attention.py:scale_2_percent", "0.4562"),
         *(
-            pytest.param(*fault, marks=pytest.mark.long)
+            pytest.param("cpu/bfloat16", *fault, marks=pytest.mark.long)
             for fault in (
+                ("generate", "setup", "plants/attention.py:scale_2_percent", "scale=0.2082"),
                 ("generate", "setup", "plants/masks.py:future_token_seen", "bool"),
                 ("generate", "setup", "plants/generation.py:token_before_repeated", "-2, -1"),
                 ("train", "setup", "training_plants/setups.py:value_head_detached", "slice"),
@@ -33,10 +34,10 @@ CHECK = ("--reference", "cpu/float32", "--candidate", "cpu/bfloat16")
     ],
 )
 def test_a_planted_fault_fails_by_itself(
-    tmp_path: Path, kind: str, option: str, plant: str, shown: str
+    tmp_path: Path, candidate: str, kind: str, option: str, plant: str, shown: str
 ) -> None:
     planted = f"--candidate-{option}", f"{FAULTS}/{plant}"
-    run = run_in_process(tmp_path / "run", "check", kind, "micro:llama", *CHECK, *planted)
+    run = run_in_process(tmp_path / "run", "check", kind, "micro:llama", *CHECK, candidate, *planted)
     assert run.code == 1, run.stderr
 
     made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")

@@ -167,6 +167,7 @@ class _Check(NamedTuple):
     """The parts of a check that a reproducer needs."""
 
     device: str
+    """The argument for `torch.device`."""
     dtype: str
     limits: str
     golden: Path
@@ -178,6 +179,7 @@ class _Check(NamedTuple):
 
 def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check:
     from assay.api import checks
+    from assay.devices.registry import open_run
 
     kind = " ".join(verdict.command[1:3])
     if kind not in ("check generate", "check train", "check load"):
@@ -209,7 +211,8 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check
         raise UsageError(f"{check.golden} was not kept: run the check again with --keep replay")
     side = parse_run(str(check.candidate))
     record, find = partial(programs.record_pairs, check), partial(programs.find_wrong_state, check)
-    return _Check(side.device, side.dtype, check.limits, check.golden, record, find)
+    device = open_run(side).torch_device
+    return _Check(device, side.dtype, check.limits, check.golden, record, find)
 
 
 _NOT_REPRODUCED = {

@@ -29,6 +29,7 @@ from assay.judge.results import PortResult, ReplayResults
 from assay.kernel import sum_pair
 from assay.replay.ports import (
     COMPARABLE_IMPLEMENTATIONS,
+    PADDING_MASK,
     BatchSource,
     MaskDifference,
     PartQueue,
@@ -36,9 +37,11 @@ from assay.replay.ports import (
     ancestors,
     causal_like,
     count_differences,
+    find_trailing,
     in_form_of,
     is_attention_mask,
     is_mask_of_pairs_for_padding,
+    is_padding_mask,
     layout_of,
     mask_for,
     missing_ports,
@@ -298,6 +301,8 @@ class Replayer:
         replace_port = partial(self._measure_and_replace, active)
         for name, value in active.arguments.items():
             active.arguments[name] = replace_tensors(value, f"input.{names[name]}", replace_port)
+        if active.call.caller is None:
+            self._supply_padding(active)
         self._supply_masks(active)
         matched.caches = self._caches.snapshot(active.arguments)
         matched.changes = InPlaceChanges(active.arguments)
@@ -437,6 +442,8 @@ class Replayer:
         result = self._result(active, port, actual)
         if is_attention_mask(port, expected):
             return self._replace_mask(result, active, port, actual, expected)
+        if is_padding_mask(port, expected) and actual.shape == expected.shape:
+            return self._replace_padding(result, active, port, actual, expected)
         module, shape, value = active.call.site.module, expected.shape, actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
         if layout is None:
@@ -540,6 +547,44 @@ class Replayer:
         injected = laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
         self._root.injected.put(injected, self.trace.stored(matched.call, port).digest)
         return injected
+
+    def _replace_padding(
+        self, result: PortResult, active: ActiveCall, port: str, actual: Tensor, expected: Tensor
+    ) -> Tensor:
+        """Compare and replace a mask of padding, except after the last token of a row.
+
+        Only attention in both directions reads that part. Its own mask shows an error there.
+        """
+        matched: _Matched = active.state
+        own = actual.detach().cpu() != 0
+        is_trailing = find_trailing(matched.rows, tuple(expected.shape))
+        is_wrong = (own != (expected != 0)) & ~is_trailing
+        first = (-1, -1)
+        if matched.rows is not None and bool(is_wrong.any()):
+            row = int(is_wrong.any(-1).nonzero()[0])
+            first = matched.rows.prompts[row], -1
+        result.exact.add(int((~is_trailing).sum()), int(is_wrong.sum()), first)
+        replaced = torch.where(is_trailing, own, expected != 0)
+        injected = laid_out_as(replaced.to(actual.dtype).to(actual.device), actual.detach())
+        if torch.equal(replaced, expected != 0):
+            self._root.injected.put(injected, self.trace.stored(matched.call, port).digest)
+        return self.show_injected(active.call.site, port, injected)
+
+    def _supply_padding(self, active: ActiveCall) -> None:
+        """Check that a batch without `attention_mask` needs none. Positions replace it in packed rows."""
+        matched: _Matched = active.state
+        arguments, port = active.arguments, f"input.{PADDING_MASK}"
+        given = (arguments.get(PADDING_MASK), arguments.get("position_ids"))
+        if port not in matched.call.ports or any(one is not None for one in given):
+            return
+        expected = self._recorded(matched.call, port)
+        if not is_padding_mask(port, expected):
+            return
+        ones, result = torch.ones_like(expected), self._result(active, port, expected)
+        matched.seen.add(port)
+        supplied = self._replace_padding(result, active, port, ones, expected)
+        if not torch.equal(supplied, ones):
+            arguments[PADDING_MASK] = supplied.to(next(active.module.parameters()).device)
 
     def _supply_masks(self, active: ActiveCall) -> None:
         """Check that an absent mask means the causal one if the reference has a mask."""

@@ -22,6 +22,7 @@ from assay.sites import LocalPart, RowMap
 _STANDARD = frozenset(
     {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "labels", "cache_position"}
 )
+PADDING_MASK = "attention_mask"
 
 
 def recorded_names(arguments: Mapping[str, Any], ports: tuple[str, ...]) -> dict[str, str]:
@@ -115,10 +116,25 @@ def is_unnamed_mask(value: Tensor) -> bool:
     )
 
 
+def is_padding_mask(port: str, expected: Tensor) -> bool:
+    """Return True for a mask of padding keys, (B, S)."""
+    return _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
+
+
 def is_any_mask(port: str, expected: Tensor) -> bool:
     """Return True for an attention mask, or a mask of padding keys, (B, S)."""
-    is_of_keys = _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
-    return is_of_keys or is_attention_mask(port, expected)
+    return is_padding_mask(port, expected) or is_attention_mask(port, expected)
+
+
+def find_trailing(rows: RowMap | None, shape: tuple[int, ...]) -> Tensor:
+    """Return the columns of a mask of padding, (B, S), that follow the last token of their row.
+
+    Causal attention does not read them. Without known rows there are none.
+    """
+    if rows is None or (rows.num_rows, rows.length) != shape:
+        return torch.zeros(shape, dtype=torch.bool)
+    is_token_BS = torch.tensor(rows.positions) >= 0
+    return is_token_BS.flip(-1).cumsum(-1).flip(-1) == 0
 
 
 def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int, ...]) -> bool:

@@ -96,6 +96,22 @@ def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     assert one.tensors["answer"].shape[0] > 5
 
 
+def test_a_smaller_reproduction_keeps_clear_of_its_limit() -> None:
+    def mean(x: Tensor, _: Tensor) -> Tensor:
+        return x.mean(-1, True)
+
+    def mean_and_more(x: Tensor, _: Tensor) -> Tensor:
+        return x.mean(-1, True) + x.sum(-1, True) * 1e-4  # the error, relative to the mean, falls with the size
+
+    x, kept = torch.rand(4, 512), torch.ones(4, dtype=torch.bool)
+    programs = record(mean_and_more, x.bfloat16(), x), record(mean, x.bfloat16(), x)
+    answer = {"answer": x.bfloat16().double().mean(-1, True), "kept": kept}
+    one = build([ProgramPair(SITE, *programs, answer)], "bfloat16", LIMITS, WORDS)
+    assert isinstance(one, Reproduction)
+    assert one.tensors["answer"].numel() < 4
+    assert severity(one.measure(one.dtype, "cpu")) >= 2
+
+
 def test_a_smaller_size_leaves_both_programs_one_shape() -> None:
     # Of one column, the last half is empty.
     one = build_for(last_half_twice)
@@ -133,7 +149,7 @@ def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -
     assert [("13" in line, "94" in line) for line in marked] == [(True, False), (False, True)]
     write(one, Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
     readme = (tmp_path / "README.md").read_text()
-    assert readme.index(", 13)") < readme.index("It runs these:") < readme.index(", 94)")
+    assert readme.index(", 13)") < readme.index("The right code runs this instead:") < readme.index(", 94)")
 
 
 def noisy(x: Tensor, weight: Tensor) -> Tensor:

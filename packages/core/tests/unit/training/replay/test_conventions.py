@@ -1,7 +1,7 @@
 """Steps by the conventions of real trainers, replayed: a tiny model, recorded in float64."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -110,6 +110,23 @@ class LossReturnedTwice(Plain):
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss / 2)
+
+
+class OtherMask(Plain):
+    """Changes the mask of one micro-batch: 0 is padded on the right, 1 on the left."""
+
+    def __init__(self, number: int, change: Callable[[Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.number, self.change = number, change
+
+    def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
+        is_changed = torch.equal(micro_batch["input_ids"], batch()[self.number]["input_ids"])
+        if not is_changed:
+            return super().compute_loss(micro_batch, num_step_tokens)
+        mask = self.change(micro_batch["attention_mask"])
+        named = {name: one for name, one in micro_batch.items() if name != "attention_mask"}
+        given = named if mask is None else {**named, "attention_mask": mask}
+        return super().compute_loss(given, num_step_tokens)
 
 
 class Concatenated(Plain):
@@ -249,6 +266,28 @@ def test_step_agrees_with_the_recorded_one(
     assert wrong(errors) == set()
     assert steps.found.micro_batches_run == [(0, 0), (0, 1)]
     assert len(steps.packings) == (kind is not Plain)
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "is_wrong"),
+    [
+        (0, torch.ones_like, False),  # causal attention never reads padding on the right
+        (0, lambda _: None, False),
+        (1, torch.ones_like, True),
+        (1, lambda _: None, True),
+        (1, torch.Tensor.bool, False),
+        (1, torch.Tensor.float, False),
+        (1, lambda mask: mask.float().fill_(1), True),
+        (0, lambda mask: mask.index_fill(1, torch.tensor([2]), 0), True),
+    ],
+)
+def test_mask_of_padding_is_compared_where_attention_reads_it(
+    number: int, change: Callable[[Tensor], Tensor | None], is_wrong: bool, golden: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    errors, _ = replay(OtherMask(number, change), golden, tmp_path / "replay")
+
+    assert wrong(errors) == ({("modules", "", "input.attention_mask")} if is_wrong else set())
 
 
 def test_rows_that_see_each_other_are_found_in_the_mask(golden: Path, tmp_path: Path) -> None:
