@@ -37,7 +37,9 @@ def test_a_planted_fault_fails_by_itself(
     tmp_path: Path, candidate: str, kind: str, option: str, plant: str, shown: str
 ) -> None:
     planted = f"--candidate-{option}", f"{FAULTS}/{plant}"
-    run = run_in_process(tmp_path / "run", "check", kind, "micro:llama", *CHECK, candidate, *planted)
+    run = run_in_process(
+        tmp_path / "run", "check", kind, "micro:llama", *CHECK, candidate, *planted
+    )
     assert run.code == 1, run.stderr
 
     made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")

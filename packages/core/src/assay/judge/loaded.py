@@ -59,7 +59,7 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
 def _find_in(report: LoadReport) -> list[DiagnosedFault]:
     wrong = [one for one in report.weights if one.problem != "differs" or one.beyond_rounding]
     made = [one for one in wrong if one.problem in ("varies", "not-built")]
-    found = [_of_weight(one, "checkpoint", "as stored") for one in wrong if one not in made]
+    found = [_of_weight(one, "checkpoint", "the stored value") for one in wrong if one not in made]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", describe_key(key))
         for key in report.keys
@@ -67,7 +67,7 @@ def _find_in(report: LoadReport) -> list[DiagnosedFault]:
     ]
     found += [_without_place("checkpoint-mismatch", "checkpoint", text) for text in report.settings]
     # A wrong setting explains values that the model's code computes, so it comes first.
-    found += [_of_weight(one, "checkpoint", "as stored") for one in made]
+    found += [_of_weight(one, "checkpoint", "the stored value") for one in made]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
     ]
@@ -99,9 +99,7 @@ def describe_weight(weight: WeightDifference, expected: str) -> str:
             f"{weight.name} is in no file, and building its class from config.json alone makes other"
             f" values in {where}: relative error {format_number(weight.error)}"
         )
-    text = (
-        f"{weight.name} is not {expected} in {where}: relative error {format_number(weight.error)}"
-    )
+    text = f"{weight.name} differs from {expected} in {where}: relative error {format_number(weight.error)}"
     return f"{text}; it holds the values of {weight.values_of}" if weight.values_of else text
 
 

@@ -130,7 +130,7 @@ OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED:
 
 _LEVEL_QUESTIONS = {
     "weights": "Are the weights the same?",
-    "load": "Does the loaded model equal its files?",
+    "load": "Are the weights and settings those of the files?",
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
     "logits": "Do the same tokens have the same distributions?",

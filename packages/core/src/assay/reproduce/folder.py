@@ -69,9 +69,7 @@ def minimize(one: Reproduction) -> Reproduction:
     return one
 
 
-def _try(
-    one: Reproduction, size: int, smaller: int, times_limit: float
-) -> Reproduction | None:
+def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Reproduction | None:
     """Return the reproduction with dims of `size` cut to `smaller`; None if it fails less clearly."""
     tensors = {name: _cut(tensor, size, smaller) for name, tensor in one.tensors.items()}
     made = replace(

@@ -38,7 +38,7 @@ def test_weights_that_cannot_be_compared_are_no_pass_and_named() -> None:
     ("found", "diagnosis", "words"),
     [
         ({"weights": [TABLE]}, "weight-mismatch",
-         ("model.embed_tokens.weight is not as stored in rows 0 to 7 of 260:"
+         ("model.embed_tokens.weight differs from the stored value in rows 0 to 7 of 260:"
          " relative error 1.0")),
         ({"weights": [WeightDifference(name="b", problem="not-stored")]}, "weight-mismatch",
          "b is loaded from no tensor of the files"),

@@ -101,7 +101,9 @@ def test_a_smaller_reproduction_keeps_clear_of_its_limit() -> None:
         return x.mean(-1, True)
 
     def mean_and_more(x: Tensor, _: Tensor) -> Tensor:
-        return x.mean(-1, True) + x.sum(-1, True) * 1e-4  # the error, relative to the mean, falls with the size
+        return (
+            x.mean(-1, True) + x.sum(-1, True) * 1e-4
+        )  # the error, relative to the mean, falls with the size
 
     x, kept = torch.rand(4, 512), torch.ones(4, dtype=torch.bool)
     programs = record(mean_and_more, x.bfloat16(), x), record(mean, x.bfloat16(), x)
@@ -149,7 +151,11 @@ def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -
     assert [("13" in line, "94" in line) for line in marked] == [(True, False), (False, True)]
     write(one, Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
     readme = (tmp_path / "README.md").read_text()
-    assert readme.index(", 13)") < readme.index("The right code runs this instead:") < readme.index(", 94)")
+    assert (
+        readme.index(", 13)")
+        < readme.index("The right code runs this instead:")
+        < readme.index(", 94)")
+    )
 
 
 def noisy(x: Tensor, weight: Tensor) -> Tensor:

@@ -351,7 +351,7 @@ def test_weights_that_differ_by_more_than_their_rounding_fail_where_no_stage_doe
     verdict = judged(reports=changed)
     assert (verdict.verdict, verdict.diagnosis) == (FAIL, "weight-mismatch")
     assert verdict.location == Location(phase="forward", module="a", parameter="a.weight")
-    assert "a.weight is not the reference's in rows 0 to 7 of 260" in reason(verdict, "load")
+    assert "a.weight differs from the reference's in rows 0 to 7 of 260" in reason(verdict, "load")
 
     # What a stage of the forward pass shows is told by it, later phases follow from the weight.
     verdict = judged(step_results({output("a"): WRONG}), reports=changed)
