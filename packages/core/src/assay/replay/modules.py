@@ -39,6 +39,7 @@ from assay.replay.ports import (
     count_differences,
     find_trailing,
     in_form_of,
+    is_any_mask,
     is_attention_mask,
     is_mask_of_pairs_for_padding,
     is_padding_mask,
@@ -440,10 +441,8 @@ class Replayer:
             return actual
         expected = self._recorded(matched.call, port)
         result = self._result(active, port, actual)
-        if is_attention_mask(port, expected):
+        if is_any_mask(port, expected):
             return self._replace_mask(result, active, port, actual, expected)
-        if is_padding_mask(port, expected) and actual.shape == expected.shape:
-            return self._replace_padding(result, active, port, actual, expected)
         module, shape, value = active.call.site.module, expected.shape, actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
         if layout is None:
@@ -539,6 +538,8 @@ class Replayer:
         self, result: PortResult, active: ActiveCall, port: str, actual: Tensor, expected: Tensor
     ) -> Tensor:
         matched: _Matched = active.state
+        if is_padding_mask(port, expected):
+            return self._replace_padding(result, active, port, actual, expected)
         if self.attention not in COMPARABLE_IMPLEMENTATIONS:
             return actual
         result.exact.add(*count_differences(actual, expected, matched.rows))
@@ -557,6 +558,9 @@ class Replayer:
         """
         matched: _Matched = active.state
         own = actual.detach().cpu() != 0
+        if own.shape != expected.shape:
+            result.exact.add(expected.numel(), expected.numel())
+            return actual
         is_trailing = find_trailing(matched.rows, tuple(expected.shape))
         is_wrong = (own != (expected != 0)) & ~is_trailing
         first = (-1, -1)

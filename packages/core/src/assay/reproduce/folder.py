@@ -85,9 +85,9 @@ def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Repr
         if one.kind == "values":
             made = replace(made, tensors=tensors | {"answer": made.run_wide().double()})
         is_clear = made.has_one_shape and reproduces(made, one.dtype, times_limit)
-        return made if is_clear else None
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
+    return made if is_clear else None
 
 
 def _cut(tensor: Tensor, size: int, smaller: int) -> Tensor:
