@@ -12,6 +12,7 @@ from pathlib import Path
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -85,6 +86,8 @@ def main() -> None:
         peft_config=lora if arguments.lora else None,
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from)
+    if distributed.is_initialized():  # otherwise a rank may abort while the other one ends
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples/plain_training/smoke.toml"
 
 LEVELS = [
     "run", "loss", "learning-rate", "checkpoint", "updates", "first-save", "equivalent", "resume",
-    "sigterm", "leftovers", "memory",
+    "sigterm", "tear-down", "leftovers", "memory",
 ]  # fmt: skip
 
 WORDS = [
@@ -313,12 +313,34 @@ def test_an_adapter_that_holds_nothing_fails(
     assert words in str(verdict.levels[level].reason)
 
 
+@pytest.mark.parametrize(
+    ("fault", "failed"),
+    [
+        ("aborts after training", ["tear-down"]),
+        ("aborts after training, moments dropped", ["resume", "tear-down"]),
+    ],
+)
+def test_an_abort_after_the_last_step_hides_no_other_level(
+    tmp_path: Path, fault: str, failed: list[str]
+) -> None:
+    verdict = run(tmp_path, fault, keys='precision = "float32"')
+
+    assert failed_levels(verdict) == failed
+    judged = {name for name, level in verdict.levels.items() if level.verdict is not None}
+    assert judged == set(LEVELS) - {"equivalent", "sigterm", "memory"}
+    reason = str(verdict.levels["tear-down"].reason)
+    assert reason.startswith(
+        "the uninterrupted run was ended by SIGABRT after step 6 of 6, when training was complete;"
+        " its last error is \"terminate called after throwing an instance of 'c10::Error': what(): "
+    )
+
+
 @pytest.mark.long
 def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
     verdict = run(tmp_path, "hang in tear-down", keys="end_limit_seconds = 3")
 
-    reason = str(verdict.levels["run"].reason)
-    assert failed_levels(verdict) == ["run"]
+    reason = str(verdict.levels["tear-down"].reason)
+    assert failed_levels(verdict) == ["tear-down"]
     assert reason.startswith("the uninterrupted run hung in tear-down, after step 6 of 6: over 3 s")
     assert "toy_training.py:" in reason
     assert " in end" in reason

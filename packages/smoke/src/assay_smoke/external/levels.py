@@ -31,7 +31,14 @@ from assay_smoke.external.rerun_levels import (
     judge_resumption,
     unit_in_log,
 )
-from assay_smoke.external.runs import Cycle, SavedModel, checkpoints_of, read_history, rows_of_logs
+from assay_smoke.external.runs import (
+    Cycle,
+    SavedModel,
+    checkpoints_of,
+    is_complete,
+    read_history,
+    rows_of_logs,
+)
 from assay_smoke.external.watched_run import Run, require_runnable
 from assay_smoke.judging import failed_checkpoint, failed_update, find_wrong_movement, write_verdict
 from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
@@ -53,14 +60,26 @@ _PRECISE = 1e-5
 
 
 def judge_runs(cycle: Cycle) -> LevelResult:
-    """Judge that runs from the start ended in time with exit code 0."""
+    """Judge that runs from the start made all steps in time."""
     from_start = [run for run in cycle.runs if run.name in ("uninterrupted", "repeated")]
     for run in from_start:
-        if reason := run.describe_bad_end():
+        reason = run.describe_bad_end()
+        if reason and not run.made_all_steps:
             at = Location(phase="checkpoint", step=run.steps_made)
             place = at if reason.startswith(FULL_DISK) else None
             return failed(len(from_start), reason, location=place)
     return passed(len(from_start), seconds={run.name: run.seconds for run in cycle.runs})
+
+
+def judge_ends(cycle: Cycle) -> LevelResult:
+    """Judge that runs ended well after their last step."""
+    runs = [run for run in cycle.runs if run.made_all_steps]
+    for run in runs:
+        if reason := run.describe_bad_end():
+            is_distributed = cycle.library.ranks > 1 and "terminate called" in reason
+            hint = "; does every rank call destroy_process_group at its end?"
+            return failed(len(runs), reason + hint * is_distributed)
+    return passed(len(runs)) if runs else not_run("no run made all steps")
 
 
 def judge_losses(cycle: Cycle) -> LevelResult:
@@ -81,7 +100,7 @@ def judge_losses(cycle: Cycle) -> LevelResult:
             if actual != due:
                 reason = f"the {run.name} run logs step {actual} where {due} is expected"
                 return failed(compared, reason)
-        is_whole = run.sigterm_after is None and run.ended_well
+        is_whole = run.sigterm_after is None and is_complete(run)
         if is_whole and len(run.losses) != run.steps_left:
             reason = f"the {run.name} run logs {len(run.losses)} losses for {run.steps_left} steps"
             return failed(compared, reason)
@@ -136,7 +155,7 @@ def _is_rate(actual: float, expected: float) -> bool:
 def judge_checkpoints(cycle: Cycle) -> LevelResult:
     """Judge that all expected checkpoints exist, whole, finite and distinct, and no others."""
     if not cycle.saved:
-        return not_run("the uninterrupted run did not end well")
+        return not_run("the uninterrupted run is not complete")
     compared = sum(len(one.hashes) for one in cycle.saved.values())
     for step, reason, facts in _find_wrong_checkpoints(cycle):
         return failed_checkpoint(step, compared, reason, **facts)
@@ -264,10 +283,11 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     short = library.model_copy(update={"steps": 2, "save_every": 1, "keep": None})
     run = cycle.run("first-save", library=short)
     found = checkpoints_of(run)
-    if not run.ended_well or not {1, 2} <= found.keys():
-        problem = run.describe_bad_end() or "it wrote no checkpoints of steps 1 and 2"
+    if not is_complete(run) or not {1, 2} <= found.keys():
+        bad_end = run.describe_bad_end()
+        problem = bad_end or "it wrote no checkpoints of steps 1 and 2"
         reason = f"the run of two steps: {problem}; {unchecked}"
-        return not_run(reason, unchecked=True) if run.ended_well else not_compared(reason)
+        return not_compared(reason) if bad_end else not_run(reason, unchecked=True)
     logged = [-1.0 if one.learning_rate is None else one.learning_rate for one in run.losses]
     first, second = [*logged, -1.0, -1.0][:2]
     step = 2 if first == 0 else 1  # a warmup may begin at zero
@@ -372,7 +392,7 @@ def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
 
 # The levels in the order of the verdict. The first that fails provides the cause.
 _LEVELS: dict[str, tuple[Callable[[Cycle], LevelResult], str]] = {
-    "run": (judge_runs, "Do all runs end, with the files that they promise?"),
+    "run": (judge_runs, "Do all runs make their steps in time?"),
     "loss": (judge_losses, "Are all steps logged, with finite losses?"),
     "learning-rate": (judge_learning_rates, "Does a resumed run continue the schedule?"),
     "checkpoint": (judge_checkpoints, "Does each checkpoint hold the model of its step?"),
@@ -384,6 +404,7 @@ _LEVELS: dict[str, tuple[Callable[[Cycle], LevelResult], str]] = {
         judge_interruption,
         "Does a terminated run leave a checkpoint that can be resumed?",
     ),
+    "tear-down": (judge_ends, "Does every run end without an error after its last step?"),
     "leftovers": (judge_leftovers, "Does nothing of a run remain on the machine?"),
     "memory": (judge_memory, "Is the device's memory used, and released?"),
 }
@@ -391,6 +412,8 @@ _LEVELS: dict[str, tuple[Callable[[Cycle], LevelResult], str]] = {
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
 # It makes a run that only matters if no other level fails, except that an old model can fail a resumed run.
 _LAST, _EXPLAINED = "first-save", "resume"
+# It judges that run, too.
+_END = "tear-down"
 
 
 def run_external(
@@ -421,10 +444,11 @@ def run_external(
 
 def _judge(cycle: Cycle, toml: Path) -> Verdict:
     """Make the remaining runs, judge all levels and write the verdict."""
-    order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST)))
+    order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST, _END)))
     found = {name: _LEVELS[name][0](cycle) for name in order}
     decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
     found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle)
+    found[_END] = judge_ends(cycle)
     found = {name: found[name] for name in _LEVELS}
     for name, one in found.items():
         one.level = one.level.model_copy(update={"question": _LEVELS[name][1]})

@@ -28,6 +28,7 @@ from assay_smoke.external.runs import (
     checkpoints_of,
     copy_until,
     find_split_dependence,
+    is_complete,
     load_tensors,
     narrowest_dtype,
     read_tensors,
@@ -59,8 +60,8 @@ def judge_interruption(cycle: Cycle) -> LevelResult:
     library = cycle.library
     if library.on_sigterm == "nothing":
         return not_run('on_sigterm is "nothing": no checkpoint is promised')
-    if not cycle.uninterrupted.ended_well:
-        return not_run("the uninterrupted run did not end well")
+    if not cycle.saved:
+        return not_run("the uninterrupted run is not complete")
     interrupted = cycle.run("interrupted", sigterm_after=1)
     newest = max(checkpoints_of(interrupted), default=None)
     if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
@@ -143,7 +144,7 @@ def _paired_losses(cycle: Cycle, run: Run) -> Iterator[tuple[int, float, float]]
 def _find_bad_end(cycle: Cycle, run: Run, end: SavedModel | None) -> tuple[int, str] | None:
     """Return step and reason if a resumed run cannot be compared to its end."""
     first, steps = run.first_step, cycle.library.steps
-    if problem := run.describe_bad_end():
+    if not is_complete(run) and (problem := run.describe_bad_end()):
         return first, problem
     if run.steps_made != steps:
         made = f"it made {len(run.losses)} steps instead of {run.steps_left}"
@@ -447,7 +448,8 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
             " depend on the split: train without it, or write equivalent = [] to skip this level"
         )
     run = cycle.run("equivalent", library=other)
-    problem, end, split = run.describe_bad_end(), cycle.end_of(run), _describe_split(library, other)
+    problem = None if is_complete(run) else run.describe_bad_end()
+    end, split = cycle.end_of(run), _describe_split(library, other)
     if problem is None and len(run.losses) != len(first.losses):
         problem = f"it logged {len(run.losses)} losses, the uninterrupted run {len(first.losses)}"
     if problem is not None or end is None:

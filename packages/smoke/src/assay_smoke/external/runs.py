@@ -77,6 +77,13 @@ def checkpoints_of(run: Run) -> dict[int, Path]:
     return _by_step(run, checkpoints.folder, checkpoints.numbers)
 
 
+def is_complete(run: Run) -> bool:
+    """Return True if a run ended by itself, after its last step and with its last checkpoint if it failed."""
+    if run.exit_code and not (run.made_all_steps and run.library.steps in checkpoints_of(run)):
+        return False
+    return run.hung_in is None
+
+
 def copy_until(step: int, source: Run, run: Run) -> Path:
     """Copy the output of `source` to `run` without the checkpoints after `step`.
 
@@ -228,7 +235,7 @@ class Cycle:
     made: dict[str, Run] = field(default_factory=dict)
     """Runs by name."""
     saved: dict[int, SavedModel] = field(default_factory=dict)
-    """Checkpoints of the uninterrupted run by step; none if it ended badly."""
+    """Checkpoints of the uninterrupted run by step; none if it is not complete."""
     start: SavedModel | None = None
     """The initial model in the dtype of the checkpoints; None for an adapter, which begins at random."""
     spreads: dict[str, Spread | None] = field(default_factory=dict)
@@ -261,11 +268,11 @@ class Cycle:
         return self.made[name]
 
     def end_of(self, one: Run) -> Path | None:
-        """Return the folder of a run's last checkpoint; None without one or after a bad end."""
-        return checkpoints_of(one).get(self.library.steps) if one.ended_well else None
+        """Return the folder of a run's last checkpoint; None without one or for an incomplete run."""
+        return checkpoints_of(one).get(self.library.steps) if is_complete(one) else None
 
     def read_end(self, one: Run) -> SavedModel | None:
-        """Read a run's last checkpoint; None without one or after a bad end."""
+        """Read a run's last checkpoint; None without one or for an incomplete run."""
         folder = self.end_of(one)
         return None if folder is None else next(read_history(one, {self.library.steps: folder}))
 
@@ -278,7 +285,7 @@ class Cycle:
         self._files = _listing(first.model)
         self.made[first.name] = make(first, self.progress)
         first.require_modules()
-        if not first.ended_well:
+        if not is_complete(first):
             return
         first.require_losses()
         if not (found := checkpoints_of(first)):

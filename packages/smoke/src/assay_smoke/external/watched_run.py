@@ -240,11 +240,6 @@ class Run:
         return [logged.loss for logged in self.losses]
 
     @property
-    def ended_well(self) -> bool:
-        """Return whether it ended by itself, with exit code 0."""
-        return self.exit_code == 0 and self.hung_in is None
-
-    @property
     def phase(self) -> Phase:
         """Return the phase that the losses so far imply."""
         if not self.losses:
@@ -271,6 +266,11 @@ class Run:
         """Return the number of steps made, including those before a resume."""
         return self.first_step + len(self.losses)
 
+    @property
+    def made_all_steps(self) -> bool:
+        """Return whether it made its last step and was not interrupted before."""
+        return self.sigterm_after is None and self.steps_made >= self.library.steps
+
     def describe_bad_end(self) -> str | None:
         """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
         library, run = self.library, f"the {self.name} run"
@@ -283,6 +283,7 @@ class Run:
         if not self.exit_code:
             return None
         full = next((f"{words}: " for words in machine.FULL_DISK if words in self.last_lines), "")
+        where += ", when training was complete" if self.made_all_steps else ""
         return f"{full}{run} {exit_in_words(self.exit_code)} {where}; {self._last_line}"
 
     def describe_waits(self) -> str:
@@ -301,6 +302,10 @@ class Run:
         if not by_ranks:
             return "it printed nothing"
         errors, words = [line for line in by_ranks[-_NUM_LAST:] if _ERROR.match(line)], ""
+        # Nothing handles it, and stacks of many lines may follow.
+        thrown = [at for at, line in enumerate(by_ranks) if line.startswith("terminate called")]
+        if thrown:
+            errors = [": ".join(by_ranks[thrown[0] :][:2])]
         failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
         if failed is not None and len(by_ranks) < len(lines):
             words = f"local rank {failed[2]} {exit_in_words(int(failed[1]))}; "

@@ -111,7 +111,7 @@ def test_an_old_model_fails_or_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = SimpleNamespace(
-        ended_well=True, losses=[SimpleNamespace(learning_rate=one) for one in rates]
+        exit_code=0, hung_in=None, losses=[SimpleNamespace(learning_rate=one) for one in rates]
     )
     cycle: Any = SimpleNamespace(
         library=SimpleNamespace(
@@ -132,7 +132,9 @@ def test_a_crash_of_the_short_run_is_no_pass(
     ended_well: bool, verdict: Outcome | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = SimpleNamespace(
-        ended_well=ended_well,
+        exit_code=0 if ended_well else 3,
+        made_all_steps=False,
+        hung_in=None,
         describe_bad_end=lambda: None if ended_well else "it exited with code 3",
     )
     library = SimpleNamespace(launch=["{steps}", "{save_every}"], model_copy=lambda **_: None)

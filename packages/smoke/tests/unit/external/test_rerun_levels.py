@@ -154,7 +154,7 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
     )
     cycle: Any = SimpleNamespace(
         library=library,
-        uninterrupted=SimpleNamespace(ended_well=True),
+        saved={4: None},
         run=lambda *_, **__: interrupted,
     )
     found = {} if newest is None else {newest: Path()}
