@@ -90,6 +90,8 @@ class Script:
             scale(gradient, 1 / self.norm)
         self.update(gradient)
         self.num_scheduled += arguments.ranks if fault == "schedule stepped once a rank" else 1
+        if fault == "loss of one rank logged":
+            return float(on_ranks[0][0] * arguments.ranks)
         return sum(loss for loss, _ in on_ranks)
 
     def gradient_of(self, rows: list[int], all_rows: list[int]) -> tuple[float, Tensors]:
@@ -144,6 +146,9 @@ class Script:
             errors = [weight - np.float32(2) * one for one in drawn]
             loss += sum(float(np.square(one).mean()) for one in errors)
             gradient[name] = np.asarray(np.sum(errors, axis=0))
+        if fault == "masks by rank":
+            kept = float(np.random.default_rng(rows).uniform(0.9, 1.1))
+            return loss * kept, scaled(gradient, kept)
         return loss, gradient
 
     def clip(self, gradient: Tensors) -> None:

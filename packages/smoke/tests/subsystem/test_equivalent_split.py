@@ -68,6 +68,8 @@ def test_a_clean_script_passes_with_every_loss_and_the_last_checkpoint_compared(
         ("ranks averaged", "agrees: accumulation"),
         ("last row of a rank dropped", "the runs take other rows"),
         ("rows depend on the split", "the runs take other rows"),
+        ("masks by rank", "masks of dropout differ"),
+        ("loss of one rank logged", "the loss of one rank is logged"),
     ],
 )
 def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, words: str) -> None:
@@ -140,6 +142,14 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     assert verdict.noise_ratio > 1000
     assert verdict.location is not None
     assert (verdict.location.phase, verdict.location.step) == ("backward", 1)
+
+
+def test_a_loss_of_one_rank_is_told_by_the_norm_that_agrees(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "loss of one rank logged", keys=NORM)
+
+    reason = str(verdict.levels["equivalent"].reason)
+    assert verdict.verdict is Outcome.FAIL, reason
+    assert "the norm of the gradient agrees: the logged loss is not the mean" in reason
 
 
 def test_norms_of_a_clean_script_agree(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def judge_ends(cycle: Cycle) -> LevelResult:
     return passed(len(runs)) if runs else not_run("no run made all steps")
 
 
+_EACH_RANK = "; if each rank logs its own loss, log their mean, on one rank"
+
+
 def judge_losses(cycle: Cycle) -> LevelResult:
     """Judge that losses are finite, in order, and one per step."""
     compared = sum(len(run.losses) for run in cycle.runs)
@@ -99,11 +102,11 @@ def judge_losses(cycle: Cycle) -> LevelResult:
         for actual, due in zip_longest(logged, expected) if logged else ():
             if actual != due:
                 reason = f"the {run.name} run logs step {actual} where {due} is expected"
-                return failed(compared, reason)
+                return failed(compared, reason + _EACH_RANK * (run.library.ranks > 1))
         is_whole = run.sigterm_after is None and is_complete(run)
         if is_whole and len(run.losses) != run.steps_left:
             reason = f"the {run.name} run logs {len(run.losses)} losses for {run.steps_left} steps"
-            return failed(compared, reason)
+            return failed(compared, reason + _EACH_RANK * (run.library.ranks > 1))
     return passed(compared) if compared else not_run("no run logged a loss")
 
 

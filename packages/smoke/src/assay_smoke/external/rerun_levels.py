@@ -125,8 +125,8 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
     rows = [
         Measurement(
             level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
-            actual=0.0 if actual == due else abs(actual - due), expected=0.0,
-            ratio=0.0 if actual == due else unequal, limit=limit,
+            actual=0.0 if is_same(actual, due) else abs(actual - due), expected=0.0,
+            ratio=0.0 if is_same(actual, due) else unequal, limit=limit,
         )
         for step, actual, due in _paired_losses(cycle, run)
     ]  # fmt: skip
@@ -233,13 +233,14 @@ def _diagnose(cycle: Cycle, run: Run) -> Diagnosis | None:
 
     If it differs, other rows would explain it, too.
     """
-    agrees = run.values[:1] == cycle.uninterrupted.values[run.first_step :][:1]
-    return "checkpoint-mismatch" if agrees else None
+    first = next(_paired_losses(cycle, run), None)
+    return "checkpoint-mismatch" if first is not None and is_same(*first[1:]) else None
 
 
 def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     """Describe the first loss of a resumed run that differs, or return None."""
-    found = next((pair for pair in _paired_losses(cycle, run) if pair[1] != pair[2]), None)
+    pairs = _paired_losses(cycle, run)
+    found = next((pair for pair in pairs if not is_same(*pair[1:])), None)
     if found is None:
         return None
     step, actual, expected = found
@@ -248,8 +249,11 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     has_other_rates = any(one.learning_rate != due.learning_rate for one, due in logged)
     rates = "its learning rates differ" if has_other_rates else ""
     if step == run.first_step + 1:  # no learning rate has changed it yet
-        is_on_ranks = cycle.library.ranks > 1
-        apart = ", or the ranks no longer hold the same weights" if is_on_ranks else ""
+        apart = ""
+        if cycle.library.ranks > 1:
+            apart = (
+                ", or the ranks no longer hold the same weights, or share the random numbers of one"
+            )
         cause = (
             "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
             f" older model{apart}{rates and f'; {rates}, too'}"
@@ -323,7 +327,11 @@ _PERCENTILE = 0.85
 
 _FIRST = (
     "the runs take other rows, padding has labels, a mean over micro-batches of unequal token counts is"
-    " averaged, or a step has several updates"
+    " averaged, a step has several updates, masks of dropout differ, or the loss of one {part} is logged"
+)
+_LOGGED_LOSS = (
+    "the norm of the gradient agrees: the logged loss is not the mean over the rows of the step, but such as"
+    " that of one {part}"
 )
 # What the norm of a gradient says if the loss agrees.
 _UNDIVIDED = "That is the quotient of the numbers of {parts}: their gradients are summed, and not divided by their number"
@@ -358,7 +366,8 @@ class _Difference:
                 if actual is not None and due is not None:
                     unit = unit_in_log(due, [one for one in logged[port] if one is not None])
                     size = abs(due) or 1.0
-                    ratio = Ratio(statistic, abs(actual - due) / size, share * root + unit / size)
+                    error = 0.0 if is_same(actual, due) else abs(actual - due) / size
+                    ratio = Ratio(statistic, error, share * root + unit / size)
                     found.append((step, port, ratio.judged(1.0)))
         ends = Ratio("trajectory-error", self.apart, _ENDS * root).judged(1.0)
         return [*found, (self.steps, "end", ends)]
@@ -376,27 +385,41 @@ class _Difference:
         if port == "end":
             words = (
                 f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
-                f" training (85th percentile of tensors; {limit}): {self._explain_later()}"
+                f" training (85th percentile of tensors; {limit}): {self._explain_later(step + 1)}"
             )
             return step, "optimizer", words, None
         due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
         phase: Phase = "optimizer"
         diagnosis: Diagnosis | None = None
-        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later()}"
-        if port == "grad_norm":
+        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later(step)}"
+        if not isfinite(other) or not isfinite(due):
+            cause = "one of them is not finite"
+        elif port == "grad_norm":
             what, phase, factor = "norm of the gradient", "backward", other / (due or 1.0)
             cause, diagnosis = self._explain_norm(factor, dtype)
             cause = f"{factor:.4g} times as large there, although the loss agrees. {cause}"
         elif step == 1:
-            phase, cause = "forward", _FIRST
+            agrees = any(
+                one[:2] == (1, "grad_norm") and one[2].value <= 1 for one in self.ratios(dtype)
+            )
+            part = "rank" if "ranks" in self.quotients else "micro-batch"
+            phase, cause = "forward", (_LOGGED_LOSS if agrees else _FIRST).format(part=part)
         words = (
             f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
             f" Relative error {ratio.actual:.2g}, {limit}"
         )
         return step, phase, words, diagnosis
 
-    def _explain_later(self) -> str:
-        """Name what may depend on the split after an update, without what the log shows to agree."""
+    def _explain_later(self, step: int) -> str:
+        """Name what may depend on the split in updates before `step`, without what the log shows to agree."""
+        rates = [
+            (due.learning_rate, one.learning_rate)
+            for due, one in zip(self.expected, self.actual, strict=True)
+        ]
+        other = next((number for number, (due, rate) in enumerate(rates, 1) if rate != due), step)
+        if other < step:
+            due, rate = rates[other - 1]
+            return f"the learning rate of step {other} is {due}, and {rate}: the schedule depends on the split"
         parts = ["clipping", "optimizer"]
         if all(one.learning_rate is None for one in self.expected):
             parts.append("schedule")
@@ -437,10 +460,10 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
             )
         parts = "accumulation, reduction over ranks, clipping and schedule depend on the split"
         return not_run(f"{why}: it was not checked whether {parts}", unchecked=True)
-    if last is None or last.problem is not None:
+    if last is None or last.problem is not None or last.not_finite:
+        state = "not finite" if last is not None and last.not_finite else "absent or incomplete"
         unchecked = "it was not checked whether training depends on the split"
-        reason = f"the last checkpoint is absent or incomplete: {unchecked}"
-        return not_run(reason, unchecked=True)
+        return not_run(f"the last checkpoint is {state}: {unchecked}", unchecked=True)
     folder = checkpoints_of(first)[last.step]
     if dependence := find_split_dependence(folder / library.checkpoints.model):
         return not_compared(
@@ -538,6 +561,11 @@ def measure_apart(
         if error or moved:
             shares.append(error / moved if moved else inf)
     return sorted(shares)[int(_PERCENTILE * len(shares))] if shares else 0.0
+
+
+def is_same(actual: float, expected: float) -> bool:
+    """Return True for equal values, or two NaN."""
+    return actual == expected or (math.isnan(actual) and math.isnan(expected))
 
 
 def unit_in_log(value: float, logged: Sequence[float]) -> float:

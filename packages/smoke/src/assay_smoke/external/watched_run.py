@@ -305,7 +305,8 @@ class Run:
         # Nothing handles it, and stacks of many lines may follow.
         thrown = [at for at, line in enumerate(by_ranks) if line.startswith("terminate called")]
         if thrown:
-            errors = [": ".join(by_ranks[thrown[0] :][:2])]
+            first, *after = by_ranks[thrown[0] :][:2]
+            errors = [": ".join([first, *(line for line in after if line.startswith("what()"))])]
         failed = next(filter(None, map(_FAILED_RANK.search, lines)), None)
         if failed is not None and len(by_ranks) < len(lines):
             words = f"local rank {failed[2]} {exit_in_words(int(failed[1]))}; "

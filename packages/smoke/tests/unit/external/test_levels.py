@@ -1,10 +1,12 @@
 """Checkpoints of a cycle: absent, broken, repeated, surplus and old ones; memory of its device."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.external import levels
 from assay_smoke.external.levels import (
@@ -12,9 +14,11 @@ from assay_smoke.external.levels import (
     judge_checkpoints,
     judge_first_save,
     judge_learning_rates,
+    judge_losses,
     judge_memory,
 )
-from assay_smoke.external.runs import SavedModel
+from assay_smoke.external.runs import Cycle, SavedModel
+from assay_smoke.external.watched_run import LoggedStep, Run
 from assay_smoke.machine import MemoryUse
 
 FIRST, SECOND = SavedModel(1, {"a": "11"}), SavedModel(2, {"a": "22"})
@@ -82,6 +86,22 @@ def test_a_wrong_checkpoint_fails_with_its_step(saved: list[SavedModel], reason:
 def test_a_run_that_changes_the_initial_model_fails() -> None:
     reason = "files in the folder of {model} changed: config.json"
     assert judge(FIRST, SECOND, changed_files=["config.json"]) == reason
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_of_each_rank_is_suspected_where_there_are_ranks(
+    ranks: int, *, has_steps: bool
+) -> None:
+    library: Any = SimpleNamespace(ranks=ranks, steps=3)
+    run = Run("uninterrupted", library, Path(), Path(), Path())
+    pairs = [(step, loss + step) for step in (1, 2, 3) for loss in (0.25, 0.5)]
+    run.losses = [LoggedStep(step if has_steps else None, loss) for step, loss in pairs]
+    level = judge_losses(Cycle(run, SilentProgress(), {"uninterrupted": run})).level
+    words = "logs step 1 where 2 is expected" if has_steps else "logs 6 losses for 3 steps"
+    hint = "; if each rank logs its own loss, log their mean, on one rank" if ranks > 1 else ""
+    assert level.verdict is Outcome.FAIL
+    assert level.reason == f"the uninterrupted run {words}{hint}"
 
 
 ADVICE = (

@@ -21,7 +21,7 @@ from assay_smoke.external.rerun_levels import (
     measure_spread,
     unit_in_log,
 )
-from assay_smoke.external.runs import Cycle
+from assay_smoke.external.runs import Cycle, SavedModel
 from assay_smoke.external.watched_run import LoggedStep
 
 END = {"a": torch.tensor([3.0, 4.0])}
@@ -64,15 +64,26 @@ def test_two_ends_are_apart_by_a_share_of_what_training_changed() -> None:
     assert measure_apart(broken, end, base) == float("inf")
 
 
-def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("saved", "reason"),
+    [
+        ({}, "the last checkpoint is absent or incomplete"),
+        ({9: SavedModel(9, problem="torn")}, "the last checkpoint is absent or incomplete"),
+        ({9: SavedModel(9, {"a": ""}, not_finite=("a",))}, "the last checkpoint is not finite"),
+    ],
+)
+def test_split_is_unchecked_without_a_whole_last_checkpoint(
+    saved: dict[int, SavedModel], reason: str
+) -> None:
     library = SimpleNamespace(split_otherwise=lambda: "another split", steps=9)
     run: Any = SimpleNamespace(library=library)
 
-    level = judge_equivalent(Cycle(run, SilentProgress())).level
+    level = judge_equivalent(Cycle(run, SilentProgress(), saved=saved)).level
 
     assert level.verdict is None
     assert (level.model_extra or {})["unchecked"] is True
-    assert "it was not checked whether training depends on the split" in str(level.reason)
+    unchecked = "it was not checked whether training depends on the split"
+    assert level.reason == f"{reason}: {unchecked}"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,51 @@ def test_a_later_loss_names_only_the_causes_that_the_log_leaves(
     found = _Difference(expected, actual, 0.0, 2, quotients).describe("float32")
     assert found is not None
     assert f"the loss of step 1 agrees: {words}" in found[2]
+
+
+NORMS_AGREE = {"grad_norm": 2.0, "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("losses", "logged", "rates", "words", "absent"),
+    [
+        # A rate that differs in an earlier step explains all that follows.
+        ([4.0, 3.0, 2.5], NORMS_AGREE, [0.1, 0.2, 0.3], "the learning rate of step 2 is 0.1, and 0.2: the schedule", "clipping"),
+        ([4.0, 3.5, 2.0], NORMS_AGREE, [0.1, 0.2, 0.3], "clipping or optimizer depends on the split", "schedule"),
+        # Gradients agree, so the logged value alone is wrong.
+        ([4.5, 3.0, 2.0], NORMS_AGREE, [0.1] * 3, "not the mean over the rows of the step, but such as that of one rank", "other rows"),
+        ([4.5, 3.0, 2.0], {}, [None] * 3, "masks of dropout differ, or the loss of one rank is logged", "clipping"),
+        ([4.0, float("nan"), 2.0], NORMS_AGREE, [0.1] * 3, "one of them is not finite", "clipping"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_only_named_if_the_log_does_not_explain_the_difference(
+    losses: list[float], logged: dict[str, float], rates: list[Any], words: str, absent: str
+) -> None:
+    expected = [LoggedStep(step, 5.0 - step, **logged) for step in (1, 2, 3)]
+    pairs = enumerate(zip(losses, rates, strict=True), 1)
+    actual = [
+        LoggedStep(step, loss, **(logged | ({"learning_rate": rate} if rate else {})))
+        for step, (loss, rate) in pairs
+    ]
+    quotients = _compare_splits({"ranks": 1}, {"ranks": 2})
+    found = _Difference(expected, actual, 0.0, 3, quotients).describe("float32")
+    assert found is not None
+    assert words in found[2]
+    assert absent not in found[2]
+
+
+def test_values_that_are_not_finite_in_both_runs_agree() -> None:
+    # A loss scale may overflow in the first steps.
+    expected, actual = ([LoggedStep(1, 4.0, grad_norm=float(word))] for word in ("inf", "inf"))
+    assert _Difference(expected, actual, 0.0, 1).describe("float16") is None
+    whole = [LoggedStep(None, 1.0), LoggedStep(None, float("nan"))]
+    again = [LoggedStep(None, float("nan"))]
+    cycle: Any = SimpleNamespace(
+        uninterrupted=SimpleNamespace(values=[1.0, whole[1].loss], losses=whole),
+        library=SimpleNamespace(ranks=1),
+    )
+    run: Any = SimpleNamespace(first_step=1, values=[again[0].loss], losses=again)
+    assert _first_other_loss(cycle, run) is None
 
 
 def test_logged_values_are_judged_step_by_step_by_roundoff_and_their_last_digit() -> None:
