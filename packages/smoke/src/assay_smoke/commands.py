@@ -283,7 +283,8 @@ def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> 
     line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
     console.print(line, soft_wrap=True)
     if reason := result.error or result.reason:
-        console.print(Text(f"    {reason}\n    {result.command}"), soft_wrap=True)
+        lines = [*reason.splitlines(), result.command]
+        console.print(Text("\n".join(f"    {line}" for line in lines)), soft_wrap=True)
 
 
 app = typer.Typer(

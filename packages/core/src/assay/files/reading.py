@@ -226,7 +226,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         value = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFileError.of(path, _nested_or(error)) from None
+        hint = "; a text needs quotes" if "Invalid value" in str(error) else ""
+        raise UnreadableFileError.of(path, f"{_nested_or(error)}{hint}") from None
     _require_depth(text, value, path)
     return value
 

@@ -35,12 +35,11 @@ class ShownTask:
         self.chain: list[ShownTask] = [*(outer.chain if isinstance(outer, ShownTask) else ()), self]
         self.total, self.done, self.shown = total, 0.0, 0.0
         self._description, self._unit = description, unit
-        self._started, self._advanced, self._largest = time.monotonic(), 0.0, 0.0
+        self._started, self._advanced = time.monotonic(), 0.0
 
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more parts as done."""
         self.done += amount
-        self._largest = max(self._largest, amount)
         self._advanced = self.seconds
 
     @property
@@ -50,12 +49,11 @@ class ShownTask:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left from the finished parts. Return None before the first one."""
+        """Estimate the seconds left from the finished parts. Return None before the first, and when it is over."""
         if not self.total or not 0 < self.done < self.total:
             return None
-        # The part in progress may already have taken longer.
-        of_a_part = max(self._advanced / self.done, self.seconds / (self.done + self._largest))
-        return max(0.0, of_a_part * self.total - self.seconds)
+        left = self._advanced / self.done * self.total - self.seconds
+        return left if left > 0 else None
 
     @property
     def has_own_lines(self) -> bool:

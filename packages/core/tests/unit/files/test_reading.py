@@ -150,6 +150,7 @@ def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:
         (read_json, b"\xff", "not UTF-8 at byte 0"),
         (read_json_object, b"[]", "not a JSON object"),
         (read_toml, b"a = ", "Invalid value"),
+        (read_toml, b"a = my", "Invalid value (at line 1, column 5); a text needs quotes"),
         (
             lambda path: read_record(Point, path),
             b'{"x": "y"}',
@@ -157,7 +158,7 @@ def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:
         ),
         (lambda path: read_record(Point, path), b"[" * 5000, "Invalid JSON"),
     ],
-    ids=["cut", "digits", "utf8", "list", "toml", "field", "record"],
+    ids=["cut", "digits", "utf8", "list", "toml", "quotes", "field", "record"],
 )
 def test_broken_content_is_named(
     read: Callable[[Path], Any], data: bytes, problem: str, tmp_path: Path

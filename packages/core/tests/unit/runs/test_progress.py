@@ -72,13 +72,13 @@ def test_no_end_is_expected_before_a_part_is_done(
     assert stream.getvalue().splitlines()[0] == "generates, 0 of 8 steps: hashes: 10 s so far"
 
 
-def test_a_part_that_takes_longer_than_those_before_moves_the_end(
+def test_an_estimate_only_falls_and_vanishes_when_it_is_over(
     clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:
     with lines.task("asks", 4, "tasks") as task:
         clock.advance(40)
         task.advance()
-        clock.advance(80)
+        clock.advance(140)
     lines_of_second = stream.getvalue().splitlines()[4:-1]
     ends = [line.rpartition(": ")[2] for line in lines_of_second]
     assert ends == [
@@ -86,11 +86,16 @@ def test_a_part_that_takes_longer_than_those_before_moves_the_end(
         "52 s so far, about 1 min 48 s left",
         "62 s so far, about 98 s left",
         "72 s so far, about 88 s left",
-        # Two tasks take more than 80 s: four take more than 160 s.
-        "82 s so far, about 82 s left",
-        "92 s so far, about 92 s left",
-        "1 min 42 s so far, about 1 min 42 s left",
-        "1 min 52 s so far, about 1 min 52 s left",
+        "82 s so far, about 78 s left",
+        "92 s so far, about 68 s left",
+        "1 min 42 s so far, about 58 s left",
+        "1 min 52 s so far, about 48 s left",
+        "2 min 2 s so far, about 38 s left",
+        "2 min 12 s so far, about 28 s left",
+        "2 min 22 s so far, about 18 s left",
+        "2 min 32 s so far, about 8 s left",
+        "2 min 42 s so far",
+        "2 min 52 s so far",
     ]
 
 

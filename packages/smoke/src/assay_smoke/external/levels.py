@@ -207,10 +207,7 @@ def judge_updates(cycle: Cycle) -> LevelResult:
         return _judge_adapter(cycle, last)
     frozen: set[str] = set()
     for pattern in cycle.library.frozen:
-        named = fnmatch.filter(last.hashes, pattern)
-        if not named:
-            return failed(0, f"`frozen`: no parameter is called {pattern!r}", "frozen-parameters")
-        frozen |= {*named}
+        frozen |= {*fnmatch.filter(last.hashes, pattern)}
     start = cycle.start.hashes if cycle.start is not None else {}
     if other := sorted(last.hashes.keys() ^ start.keys()):
         reason = f"parameters differ from the model's: {name_some(other)}"

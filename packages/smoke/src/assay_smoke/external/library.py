@@ -185,6 +185,8 @@ class ExternalLibrary(Record):
         for key, words in (("launch", self.launch), ("equivalent", self.equivalent or [])):
             if self.data is None and any("{data}" in word for word in words):
                 raise ValueError(f"`{key}` has {{data}}, but there is no key `data`")
+        if self.frozen and self.checkpoints.kind == "adapter":
+            raise ValueError('`frozen` has no effect on checkpoints.kind = "adapter": leave it out')
         self._check_steps()
         return self
 

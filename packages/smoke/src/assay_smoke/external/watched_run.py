@@ -4,6 +4,7 @@ An aborted Python process prints its stacks if PYTHONFAULTHANDLER was set at its
 processes, the kernel names the function in which they sleep.
 """
 
+import fnmatch
 import math
 import os
 import re
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -29,6 +31,7 @@ from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.files import UnreadableFileError, parse_json, read_bytes, write_whole
 from assay.foreign_text import shorten
 from assay.launch.failures import describe_place, last_words, read_stack
+from assay.models.load import load_outline
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke import machine
@@ -60,6 +63,12 @@ def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibr
             f"port {taken[0]} of `ports` is taken: end the process that listens there (ss -ltnp), or"
             " write {port} in the launch line for a free one"
         )
+    names = [*load_outline(library.model).model.state_dict()] if library.frozen else []
+    for pattern in library.frozen:
+        if not fnmatch.filter(names, pattern):
+            near = get_close_matches(pattern, names, n=1, cutoff=0.4)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UnreadableFileError(f"`frozen`: no parameter matches {pattern!r}{meant}")
     device = open_device(library.device)
     here = 0 if device.torch_device == "cpu" else device.count()
     if library.cards > here:

@@ -173,7 +173,8 @@ def case_of(case_id: str) -> Case:
             else:
                 fields[_FIELDS[word]] = word
     elif case_id.endswith(".toml"):
-        raise UsageError(f"{case_id} is not a case; for a library's file write command:{case_id}")
+        file = case_id.rpartition(":")[2]
+        raise UsageError(f"{case_id} is not a case; for a library's file write command:{file}")
     else:
         fields["framework"] = _nearest(case_id, get_args(Framework), [])
         fields["cards"] = 1 if fields["framework"] == "one-process" else 2

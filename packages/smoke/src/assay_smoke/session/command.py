@@ -108,7 +108,7 @@ def reason_of(verdict: Verdict) -> str | None:
             if level.verdict is outcome
         ]
         if reasons:
-            return "; also ".join(reasons)
+            return "\n".join(reasons)
     unchecked = (name for name, extra in facts.items() if extra.get("unchecked"))
     return next((f"{name}: {verdict.levels[name].reason}" for name in unchecked), None)
 
@@ -408,6 +408,13 @@ def _choose(
     """Return the items, their cases, and the number of possible pairs of values; 0 without a plan."""
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [rules.case_of(name) for name in options.names if not name.startswith(COMMAND)]
+    for option, given in {
+        "--trainer": options.trainer,
+        "the dtype of --run": options.precision,
+    }.items():
+        if given and commands:
+            own = f"{commands[0]}, which trains by its own launch line"
+            raise UsageError(f"{option} is for cases, not for {own}")
     num_pairs, device = 0, open_device(options.device)
     vendor = device.vendor.name
     if not options.names:

@@ -86,6 +86,18 @@ def test_a_library_trains_on_the_device_of_the_option(tmp_path: Path) -> None:
             SessionOptions(("mine/good.toml",)),
             "mine/good.toml is not a case; for a library's file write command:mine/good.toml",
         ),
+        (
+            SessionOptions(("comand:mine/good.toml",)),
+            "comand:mine/good.toml is not a case; for a library's file write command:mine/good.toml",
+        ),
+        (
+            SessionOptions(("command:good.toml",), trainer="reference"),
+            "--trainer is for cases, not for command:good.toml, which trains by its own launch line",
+        ),
+        (
+            SessionOptions(("one-process-1", "command:good.toml"), precision="float32"),
+            "the dtype of --run is for cases, not for command:good.toml, which trains by its own launch line",
+        ),
         (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
     ],
 )
