@@ -86,7 +86,7 @@ def main() -> None:
         peft_config=lora if arguments.lora else None,
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from)
-    if distributed.is_initialized():  # otherwise a rank may abort while the other one ends
+    if distributed.is_initialized():  # otherwise a rank may abort at its end
         distributed.destroy_process_group()
 
 
