@@ -219,8 +219,6 @@ class EvaluationComparison:
     tasks: tuple[TaskComparison, ...]
     pools: tuple[TaskComparison, ...] = ()
     """Groups, and all tasks, where several tasks have the same measure."""
-    refused: tuple[str, ...] = ()
-    """Differences that hold for all tasks; no task is compared if there are any."""
     unjudged: Mapping[str, str] = field(default_factory=dict)
     """Tasks that the base cannot judge, with reasons. They do not affect the verdict."""
     notes: tuple[str, ...] = ()
@@ -250,16 +248,13 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         base, candidate = (side.of_tasks(kept) for side in (base, candidate))
     of_tasks = list(_notes(base, candidate, chosen))
     base, candidate = (side.only(chosen) for side in (base, candidate))
+    of_all = list(_differing(base.asked, candidate.asked))
     tasks = [
         TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
         for name, task in base.tasks.items()
-        if (problem := _refusal(task, candidate.tasks.get(name)))
+        if (problem := _refusal(task, candidate.tasks.get(name), of_all))
     ]
     unmatched = {one.name for one in tasks}
-    if refused := tuple(_differing(base.asked, candidate.asked)):
-        return EvaluationComparison(
-            base, candidate, terms, tuple(tasks), refused=refused, notes=_merge(notes, of_tasks)
-        )
     num_movements = sum(LOG_PROBABILITY in task.all_scores() for task in base.tasks.values())
     columns: dict[str, list[_Column]] = {}
     unjudged: dict[str, str] = {}
@@ -293,11 +288,11 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     )
 
 
-def _refusal(base: TaskResult, candidate: TaskResult | None) -> str | None:
-    """Return why a task cannot be compared at all."""
+def _refusal(base: TaskResult, candidate: TaskResult | None, of_all: Sequence[str]) -> str | None:
+    """Return why a task cannot be compared at all. of_all: differences that hold for all tasks."""
     if candidate is None:
         return "only the base has this task: the candidate is not compared with it"
-    found = list(_differences_of(base, candidate))
+    found = [*of_all, *_differences_of(base, candidate)]
     if not found:
         return None
     advice = (
@@ -326,8 +321,7 @@ def _notes(
         if name not in base.tasks:
             yield name, "only the candidate has it: not judged, and without effect on the verdict"
     for name, task in base.tasks.items():
-        if repeats := task.repeats_in_words:
-            yield name, repeats
+        yield from ((name, remark) for remark in task.remarks)
         if name in chosen:
             left = ", ".join(one for one in task.all_scores() if one not in chosen[name])
             yield name, f"{', '.join(chosen[name])} was chosen; not judged: {left or 'nothing'}"

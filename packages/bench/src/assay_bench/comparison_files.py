@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.files import DiskError, open_file, read_sealed, seal, write_sealed, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
-from assay.judge.levels import Cause, LevelResult, conclude, not_compared, not_run
+from assay.judge.levels import Cause, LevelResult, conclude, not_run
 from assay.runs import provenance
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Record, Unmatched, Verdict
@@ -108,12 +108,9 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
     worse = compare(before, now, terms)
     if worse.judged is not Outcome.PASS:
         failing = [
-            *worse.refused,
-            *(
-                f"{part.name}: {part.problem or (TOO_FEW_ITEMS if part.judged is Outcome.NOT_COMPARED else part.judged)}"
-                for part in worse.parts
-                if part.judged is not Outcome.PASS
-            ),
+            f"{part.name}: {part.problem or (TOO_FEW_ITEMS if part.judged is Outcome.NOT_COMPARED else part.judged)}"
+            for part in worse.parts
+            if part.judged is not Outcome.PASS
         ]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
@@ -225,16 +222,13 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         name: not_run(reason, compared=len(base.tasks[name].items))
         for name, reason in comparison.unjudged.items()
     }
-    if comparison.refused:
-        reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
-        levels["tasks"] = not_compared(reason)
     wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
     return conclude(
         levels,
         Cause("non-finite") if wrong else None,
         model={"name": candidate.facts.get("model", candidate.name)},
-        reference={"run": base.name},
-        candidate={"run": candidate.facts.get("run", candidate.name)},
+        reference={"run": base.name} | base.seeds,
+        candidate={"run": candidate.facts.get("run", candidate.name)} | candidate.seeds,
         notes=[
             *comparison.notes,
             *(
@@ -256,8 +250,11 @@ def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult
     if undecided_levels(levels):
         limit = sufficient_limit(comparison)
         return f"{TOO_FEW_ITEMS}{f': run both sides with --limit {limit}' if limit else ''}."
-    if comparison.judged is not Outcome.PASS:
+    if comparison.judged is Outcome.FAIL:
         return None
+    if comparison.judged is Outcome.NOT_COMPARED:
+        names = [name for name, one in levels.items() if one.level.verdict is comparison.judged]
+        return f"Not compared: {name_some(names)}." if names else None
     num_items = sum(_num_compared(task) for task in comparison.tasks)
     used = (measure.source for task in comparison.tasks for measure in task.measures)
     sources = " and ".join(dict.fromkeys(filter(None, used)))
@@ -371,7 +368,11 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 def _level_of(task: TaskComparison) -> LevelResult:
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, _deciding(task))]) or None
-    return LevelResult(Level(verdict=task.judged, reason=reason, compared=_num_compared(task)))
+    measures = [_cells(one) for one in task.measures]
+    level = Level(
+        verdict=task.judged, reason=reason, compared=_num_compared(task), measures=measures
+    )
+    return LevelResult(level)
 
 
 def _deciding(task: TaskComparison) -> list[Measure]:
@@ -420,7 +421,6 @@ def comparison_as_json(comparison: EvaluationComparison) -> str:
         "base": comparison.base.name,
         "candidate": comparison.candidate.name,
         "terms": comparison.terms.model_dump(),
-        "refused": list(comparison.refused),
         "unjudged": dict(comparison.unjudged),
         "notes": list(comparison.notes),
         "pools": [_task(pool) for pool in comparison.pools],
@@ -465,24 +465,14 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
     yield f"### {comparison.judged}: {sides}"
     yield ""
-    if comparison.refused:
-        yield "The two sides answered different questions:"
-        yield ""
-        yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
-        yield ""
-    interval = f"{1 - 2 * comparison.terms.significance:.0%} interval"
-    yield f"| task | measure | base | candidate | difference | {interval} | margin | items | |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield f"| task | {' | '.join(_COLUMNS)} |"
+    yield f"|---|{'---|' * len(_COLUMNS)}"
     for task in comparison.parts:
         name = escape_markdown(task.name)
         if task.problem:
             yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
         for one in task.measures:
-            yield (
-                f"| {name} | {escape_markdown(_name_in_words(one))} | {one.base:.4g} | {one.candidate:.4g} |"
-                f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {_with_source(f'{one.margin:g}', one)} |"
-                f" {_items_in_words(one).replace(' items', '')} | {one.judged} |"
-            )
+            yield f"| {name} | {' | '.join(map(escape_markdown, _cells(one).values()))} |"
     for name, reason in comparison.unjudged.items():
         yield f"| {escape_markdown(name)} | {escape_markdown(reason)} | | | | | | | |"
     yield ""
@@ -492,6 +482,26 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         yield from (f"- {escape_markdown(measure)}" for measure in measures)
     for task in comparison.tasks:
         yield from _flips(task)
+
+
+_COLUMNS = (
+    "measure", "base", "candidate", "difference", "interval", "margin", "items", "verdict",
+)  # fmt: skip
+
+
+def _cells(measure: Measure) -> dict[str, str]:
+    """Return the line of a measure in every table, by column."""
+    values = (
+        _name_in_words(measure),
+        f"{measure.base:.4g}",
+        f"{measure.candidate:.4g}",
+        f"{measure.difference:+.3g}",
+        f"{measure.low:+.3g} to {measure.high:+.3g} ({measure.confidence:.1%})",
+        _with_source(f"{measure.margin:g}", measure),
+        _items_in_words(measure).replace(" items", ""),
+        measure.judged.value,
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _flips(task: TaskComparison) -> Iterator[str]:

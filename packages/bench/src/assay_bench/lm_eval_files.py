@@ -163,9 +163,12 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
     extra = results.model_extra or {}
-    facts = ours or _side_of(results)
+    facts = dict(ours or _side_of(results))
+    config = results.config
+    if seeds := {key: config[key] for key in config if key.endswith("_seed")}:
+        facts["seeds"] = seeds
     return Evaluation(
-        name=str(ours.get("name") or " on ".join(facts.values())),
+        name=str(ours.get("name") or " on ".join(_side_of(results).values())),
         tasks=tasks,
         asked={key: extra.get(key) for key in _EVALUATION_KEYS},
         facts=facts | {key: extra[key] for key in _FACTS if key in extra},

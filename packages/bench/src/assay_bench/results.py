@@ -35,6 +35,8 @@ LOG_PROBABILITY = "log-probability"
 PERPLEXITY = "perplexity"
 PERPLEXITIES = (PERPLEXITY, "word_perplexity", "byte_perplexity", "bits_per_byte")
 
+# Settings of generation that need do_sample.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 # Baselines are published: they hold hashes of the texts, not the texts.
 _Text = Annotated[str, Field(exclude=True)]
 
@@ -177,15 +179,22 @@ class TaskResult:
         return f"the model gave NaN or infinity for the next token in {self.num_nan_calls} calls"
 
     @property
-    def repeats_in_words(self) -> str:
-        """Describe documents that count as one item; "" without any."""
-        num = len(self.items)
-        if not self.num_repeats:
-            return ""
-        return (
-            f"{num + self.num_repeats:,} documents, {num:,} of them distinct: documents with equal content or prompts"
-            " count as one item"
-        )
+    def remarks(self) -> list[str]:
+        """Name documents that count as one item, and settings of sampling that have no effect."""
+        num, asked = len(self.items), self.asked.get("generation_kwargs")
+        settings = asked if isinstance(asked, dict) else {}
+        sampling = [f"{name}={settings[name]}" for name in _SAMPLING if settings.get(name)]
+        found = []
+        if self.num_repeats:
+            found.append(
+                f"{num + self.num_repeats:,} documents, {num:,} of them distinct: documents with equal content or"
+                " prompts count as one item"
+            )
+        if sampling and settings.get("do_sample") is False:
+            found.append(
+                f"{', '.join(sampling)} has no effect (assay's loader, hf, vllm), because do_sample is False: set --gen-kwargs do_sample=True"
+            )
+        return found
 
     @property
     def accuracy(self) -> float | None:
@@ -211,6 +220,11 @@ class Evaluation:
     """Model, versions and machine, if known."""
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of groups of tasks, with the names of their tasks."""
+
+    @property
+    def seeds(self) -> dict[str, Any]:
+        """Return the seeds of documents, examples and generation as a fact; nothing if they are unknown."""
+        return {key: self.facts[key] for key in ("seeds",) if key in self.facts}
 
     def of_tasks(self, names: Collection[str]) -> "Evaluation":
         """Return the evaluation with only these tasks, also in its groups."""
@@ -260,9 +274,9 @@ def judge_scores(
         Cause("non-finite") if any(found.values()) else None,
         notes=[
             *(
-                f"{name}: {repeats}"
+                f"{name}: {remark}"
                 for name, task in evaluation.tasks.items()
-                if (repeats := task.repeats_in_words)
+                for remark in task.remarks
             ),
             # The message gives the reasons of all other levels.
             *(
@@ -275,7 +289,7 @@ def judge_scores(
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
         reference={"run": "a guess"},
-        candidate={"run": evaluation.facts.get("run", evaluation.name)},
+        candidate={"run": evaluation.facts.get("run", evaluation.name)} | evaluation.seeds,
         compared=sum(one.level.compared for one in levels.values() if one.level.verdict),
         compared_unit="items",
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from assay.errors import UsageError
+from assay.judge.explain import explain_verdict, find_deciding_rows
 from assay.verdicts import Outcome
 from assay_bench.comparing import (
     EvaluationComparison,
@@ -186,7 +187,7 @@ def test_underpowered_pool_forbids_pass() -> None:
     assert pooled.judged is verdict_of(pooled).verdict is Outcome.NOT_COMPARED
     assert verdict_of(pooled).headline == "underpowered: too few items to decide."
     nothing = replace(found.tasks[0], judged=Outcome.NOT_COMPARED, problem="not asked")
-    assert verdict_of(replace(pooled, tasks=(nothing,))).headline is None
+    assert verdict_of(replace(pooled, tasks=(nothing,))).headline == "Not compared: all, sums."
 
 
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
@@ -383,10 +384,13 @@ def test_other_questions_of_one_task_leave_the_others_judged() -> None:
 
 
 def test_another_chat_template_refuses_every_task() -> None:
-    base, other = evaluation(BASE), replace(evaluation(BASE), asked={"chat_template_sha": "1"})
-    found = compare(base, other, TERMS)
-    assert found.refused == ("chat_template_sha is '1', base None",)
-    assert found.judged is Outcome.NOT_COMPARED
+    base = evaluation(BASE, replace(BASE, name="mmlu"))
+    verdict = verdict_of(compare(base, replace(base, asked={"chat_template_sha": "1"}), TERMS))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert explain_verdict(verdict, find_deciding_rows(verdict, [])).message.splitlines() == [
+        "Not compared: sums, mmlu.",
+        "  sums, mmlu: the two sides answered different questions: chat_template_sha is '1', base None",
+    ]
 
 
 def test_task_without_a_right_answer_of_the_base_is_not_judged() -> None:

@@ -30,6 +30,7 @@ from assay_bench.comparison_files import (
     read_sides,
     sufficient_limit,
     verdict_of,
+    write_comparison,
 )
 from assay_bench.performance.running import performance_table
 from packages.bench.tests.unit.performance.sample_results import performance_result
@@ -55,6 +56,23 @@ def test_a_comparison_leaves_its_verdict_as_json_and_as_text(
     for name in ("comparison.json", "verdict.json"):
         assert json.loads((tmp_path / name).read_text())["verdict"] == judged
     assert judged in (tmp_path / "comparison.md").read_text()
+
+
+def test_both_sides_of_each_measure_are_a_table_of_the_report(tmp_path: Path) -> None:
+    base, candidate = evaluation(answered(400, 400)), evaluation(answered(390, 400))
+    write_comparison(base, candidate, TERMS, tmp_path)
+    report = read_report(tmp_path)
+    (line,) = report.measures
+    assert line == {
+        "level": "sums", "measure": "acc", "base": "1", "candidate": "0.975", "difference": "-0.025",
+        "interval": "-0.0414 to -0.015 (90.0%)", "margin": "0.02", "items": "400", "verdict": "FAIL",
+    }  # fmt: skip
+    assert "<td>0.975</td>" in render_html(report)
+    table = "| sums | acc | 1 | 0.975 | -0.025 | -0.0414 to -0.015 (90.0%) | 0.02 | 400 | FAIL |"
+    assert table in (tmp_path / "comparison.md").read_text().replace("\\", "")
+    stream = io.StringIO()
+    print_report(report, open_text_console(stream), None)
+    assert "0.975" not in stream.getvalue()  # in percent
 
 
 def test_a_pass_says_what_was_tested() -> None:

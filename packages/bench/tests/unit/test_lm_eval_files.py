@@ -126,6 +126,14 @@ def test_side_is_named_by_model_class_and_dtype(
     assert read_evaluation(tmp_path).name == name
 
 
+def test_seeds_are_facts_of_the_verdict(tmp_path: Path) -> None:
+    config = {"model": "hf", "random_seed": 0, "torch_seed": 1234, "device": "cpu"}
+    found = read_evaluation(write(tmp_path, {"sums": [sample("sums", 0)]}, config=config))
+    candidate = judge_scores(found).candidate
+    assert candidate["seeds"] == {"random_seed": 0, "torch_seed": 1234}
+    assert found.name == "org/model on hf"
+
+
 def test_guess_of_a_text_is_read_per_byte(tmp_path: Path) -> None:
     write(tmp_path, {"texts": [sample("texts", 0, assay_guess=-18.0)]})
     (item,) = read_evaluation(tmp_path).tasks["texts"].items

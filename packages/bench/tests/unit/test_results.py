@@ -173,3 +173,25 @@ def test_nan_fails_also_where_another_metric_is_chosen() -> None:
     scores = {"acc": Score(kind="yes-no", values=(1.0,) * 100)}
     side = evaluation(task(items, scores=scores))
     assert judge_scores(side, {"sums": ["acc"]}).verdict is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"do_sample": False}, None),
+        ({"do_sample": False, "temperature": 0.0}, None),
+        ({"do_sample": True, "temperature": 0.7}, None),
+        ({"temperature": 0.7}, None),  # lm-eval samples
+        (
+            {"do_sample": False, "temperature": 0.7, "top_p": 0.9},
+            "sums: temperature=0.7, top_p=0.9 has no effect (assay's loader, hf, vllm), because do_sample is False: set --gen-kwargs do_sample=True",
+        ),
+    ],
+)
+def test_settings_of_sampling_without_effect_are_named(
+    settings: dict[str, object], told: str | None
+) -> None:
+    answers = answered(40, 100)
+    asked = replace(answers, asked={"generation_kwargs": settings})
+    notes = judge_scores(evaluation(asked)).notes
+    assert [note for note in notes if "no effect" in note] == ([told] if told else [])

@@ -63,9 +63,10 @@ def make_suite(report: Report, name: str) -> Suite:
     problem = _PROBLEMS[verdict.verdict]
     # The reason of a level is the message of its own test.
     reasons = tuple(rung.reason for rung in report.ladder if rung.reason)
-    details = [one for one in words.message.splitlines()[1:] if not one.endswith(reasons)]
-    whole = Case("verdict", problem, one_line(words.headline), "\n".join(details))
-    cases = [_make_case(rung, whole) for rung in report.ladder]
+    lines = words.message.splitlines()
+    headline, *details = ["" if one.endswith(reasons) else one for one in lines]
+    whole = Case("verdict", problem, one_line(words.headline), "\n".join(filter(None, details)))
+    cases = [_make_case(rung, whole, headline) for rung in report.ladder]
     shown = problem in [case.problem for case in cases]
     return Suite(name, cases if shown else [whole, *cases])
 
@@ -75,11 +76,12 @@ _PROBLEMS: dict[Outcome, Problem | None] = {
 }  # fmt: skip
 
 
-def _make_case(rung: LadderRung, whole: Case) -> Case:
+def _make_case(rung: LadderRung, whole: Case, headline: str) -> Case:
+    """Make the case of a level. headline: of the verdict; "" if it is the reason of a level."""
     cells, outcome = rung.cells, rung.level.verdict
     problem: Problem | None = _PROBLEMS[outcome] if outcome else "skipped"
     if problem in ("failure", "error"):
-        details = f"{whole.message}\n{whole.details}" if rung.reason else whole.details
+        details = f"{headline}\n{whole.details}" if rung.reason else whole.details
         return Case(cells["level"], problem, rung.reason or whole.message, details.strip("\n"))
     return Case(cells["level"], problem, cells["worst"] if problem else "")
 

@@ -36,13 +36,13 @@ from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 # Fields of a level that are already in the message or in columns of the ladder.
 _SHOWN_ELSEWHERE = {
     "statistic", "noise_ratio", "limit", "limits_origin", "worst_element", "question", "subjects",
-    "next",
+    "next", "measures",
 }  # fmt: skip
 
 # The commands whose failures `assay reproduce` takes.
 _REPRODUCED = (("check", "generate"), ("check", "train"))
 
-_LONGEST_CELL = 120
+LONGEST_CELL = 120
 
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
@@ -194,7 +194,7 @@ class Report:
             "folder": one_line(str(self.folder)),
             "run": describe_sides(verdict),
             "where": describe_place(verdict.location) if verdict.location else "",
-            "what": shorten(what, _LONGEST_CELL),
+            "what": shorten(what, LONGEST_CELL),
             "ratio / limit": judged,
         }
 
@@ -249,6 +249,15 @@ class Report:
         judged = (one for one in self.measurements if one.limit is not None)
         failed = (one for one in judged if one.phase == row.phase and over_limit(one) > 1)
         return all(row.order <= one.order for one in failed)
+
+    @property
+    def measures(self) -> list[dict[str, str]]:
+        """Return the lines of a table of values on both sides, such as metrics of tasks, by column."""
+        return [
+            {"level": one_line(name), **{column: str(cells[column]) for column in cells}}
+            for name, level in self.verdict.levels.items()
+            for cells in (level.model_extra or {}).get("measures", ())
+        ]
 
     @property
     def notes(self) -> list[str]:

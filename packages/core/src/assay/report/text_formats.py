@@ -12,7 +12,7 @@ from rich.text import Text
 from assay.foreign_text import escape_markdown, markdown_block, one_line
 from assay.judge.explain import describe_resolution
 from assay.judge.wording import OUTCOME_SIGNS, SUSPECTS_ORDER, describe_counts
-from assay.report.run_report import NUMERIC_COLUMNS, Report, list_runs
+from assay.report.run_report import LONGEST_CELL, NUMERIC_COLUMNS, Report, list_runs
 from assay.verdicts import Outcome
 
 # Colors that also differ in brightness, in addition to the word.
@@ -60,11 +60,15 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text("")
         # The sentences above and the notes give the reasons.
         told = "\n".join([words.message, *map(one_line, report.notes)])
+        untold = [rung for rung in report.ladder if rung.reason not in told]
+        short = [rung for rung in untold if len(rung.reason) <= LONGEST_CELL]
         cells = [
-            rung.cells | ({"worst": rung.error} if rung.reason in told else {})
-            for rung in report.ladder
+            rung.cells | ({} if rung in short else {"worst": rung.error}) for rung in report.ladder
         ]
         yield _indented(_table(cells, verdicts))
+        for rung in untold:
+            if rung not in short:
+                yield Text(f"{rung.name}: {rung.reason}")
     if len(verdict.suspects) > 1:
         yield Text("")
         shown = f"{len(report.top_suspects)} of {len(verdict.suspects)}"

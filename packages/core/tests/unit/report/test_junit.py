@@ -7,7 +7,7 @@ import pytest
 
 from assay.report.junit import Case, Suite, make_suite, render_junit
 from assay.report.run_report import read_report
-from assay.verdicts import Outcome
+from assay.verdicts import Level, Outcome
 from packages.core.tests.unit.report.sample_runs import (
     Sample,
     sample_verdict,
@@ -66,6 +66,28 @@ def test_what_was_not_compared_is_an_error(tmp_path: Path) -> None:
     # The body adds what the message does not say.
     assert "no logits" not in str(error.text)
     assert str(error.text).startswith("Not everything that was asked for could be compared")
+
+
+def test_each_failed_level_has_its_own_reason_alone(tmp_path: Path) -> None:
+    """Without a headline, the reason of the first failed level is that of the message."""
+    levels = {
+        name: Level(verdict=Outcome.FAIL, reason=f"{name} is lower", compared=9)
+        for name in ("cloze", "addition")
+    }
+    changed = sample_verdict(Sample(faulty_module=None)).model_copy(
+        update={
+            "verdict": Outcome.FAIL,
+            "levels": levels,
+            "compared_unit": "items",
+            "noise_ratio": None,
+            "limit": None,
+        }
+    )
+    write_sample_verdict(changed, write_sample(tmp_path, Sample(faulty_module=None)))
+    report = read_report(tmp_path)
+    assert report.explanation.headline == "cloze: cloze is lower"
+    found = {case.name: (case.message, case.details) for case in make_suite(report, "a").cases}
+    assert found == {name: (f"{name} is lower", "") for name in levels}
 
 
 def test_an_outcome_that_no_level_has_is_a_test_of_its_own(tmp_path: Path) -> None:

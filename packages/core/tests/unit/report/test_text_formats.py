@@ -154,6 +154,22 @@ def test_not_compared_is_printed_whole() -> None:
     )
 
 
+def test_a_long_reason_that_no_sentence_gives_follows_the_table() -> None:
+    long = "underpowered: " + "the change is between -0.3 and +0.2; " * 5
+    verdict = Verdict(
+        verdict=Outcome.FAIL,
+        model={"name": "micro:llama"},
+        levels={
+            "cloze": Level(verdict=Outcome.FAIL, reason="it is lower", compared=9),
+            "sums": Level(verdict=Outcome.NOT_COMPARED, reason=long, compared=9),
+        },
+        compared=18,
+    )
+    lines = printed(Report(Path("runs/0412"), verdict), width=300).splitlines()
+    assert "  sums   NOT_COMPARED         9" in lines
+    assert f"sums: {long.strip()}" in lines
+
+
 def test_narrow_terminal_gets_every_number_whole() -> None:
     report = read_report(write_sample(Path("runs/0412"), FAILED))
     text = printed(report, width=60)
