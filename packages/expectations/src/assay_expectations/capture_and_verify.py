@@ -18,6 +18,7 @@ from assay.runs.results import write_results
 from assay.verdicts import NextStep, Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
+from assay_expectations.explaining import may_hide_setup
 from assay_expectations.judging import (
     describe_worst,
     is_within_limits,
@@ -32,6 +33,7 @@ from assay_expectations.records import (
     Captured,
     CaptureOptions,
     Distributions,
+    Exact,
     Expectation,
     Observed,
     Reference,
@@ -56,6 +58,9 @@ _PRELOAD = (
 _CAPTURE: RemoteFunction[CaptureOptions, Captured] = RemoteFunction(f"{_WORKER}:capture", _PRELOAD)
 _OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(
     f"{_WORKER}:observe_all", _PRELOAD
+)
+_SET_UP: RemoteFunction[VerifyRequest, list[Exact | str]] = RemoteFunction(
+    f"{_WORKER}:observe_setups", _PRELOAD
 )
 _REFER: RemoteFunction[ReferenceRequest, list[Reference]] = RemoteFunction(
     f"{_WORKER}:observe_references", _PRELOAD
@@ -269,6 +274,10 @@ def verify_expectations(
     )
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
     observations = _with_references(request, observations, folder, progress)
+    if setup is not None:
+        observations = _with_setups(
+            request, [*expectations.values()], observations, folder, progress
+        )
     verdict, rows = judge_seen(run, [*expectations.values()], observations, allow_unused, broken)
     return write_results(verdict, rows, folder)
 
@@ -292,6 +301,28 @@ def _with_references(
         one.model_copy(update={"reference": by_file.get(one.file), "sketches": None})
         for one in observed.seen
     ]
+    return observed.model_copy(update={"seen": seen})
+
+
+def _with_setups(
+    request: VerifyRequest,
+    expectations: Sequence[Expectation],
+    observed: AllSeen,
+    folder: Path,
+    progress: Progress,
+) -> AllSeen:
+    """Add what the setup function does to the exact outputs of runs that agree in a dtype that may hide it."""
+    files = [
+        seen.file
+        for seen, expectation in zip(observed.seen, expectations, strict=True)
+        if may_hide_setup(expectation, seen)
+    ]
+    if not files:
+        return observed
+    asked = request.model_copy(update={"files": files})
+    (effects,) = call(_SET_UP, asked, folder=folder, name="setup", progress=progress)
+    by_file = dict(zip(files, effects, strict=True))
+    seen = [one.model_copy(update={"setup_effect": by_file.get(one.file)}) for one in observed.seen]
     return observed.model_copy(update={"seen": seen})
 
 

@@ -47,6 +47,9 @@ Answer = Literal["files", "code", "rounding", "run", "none"]
 # rounding over all layers: 2e-6 after the four layers of the micro models. It judges 16 bits, whose noise is 1e-2.
 EXACT_ROUNDING = {"float64": ENVIRONMENT_ROUNDING["float64"], "float32": 1e-3}
 
+# Relative effects of a setup function on the yardstick that its own float32 arithmetic explains.
+_SETUP_ROUNDING = 1e-5
+
 # A module whose error in this environment is this many times the recorded one is reported. Clean runs of four
 # models with other threads and attention reached 1.81.
 MIN_GROWTH = 2.0
@@ -90,6 +93,34 @@ def explain(
 def has_moved(signature: Signature, yardstick: Distributions, dtype: str) -> bool:
     """Return True if a yardstick in `dtype` differs from the captured one by more than rounding."""
     return not exact_change(signature, yardstick) <= EXACT_ROUNDING[dtype]
+
+
+def may_hide_setup(expectation: Expectation, seen: Seen) -> bool:
+    """Return True for a run within the limits whose dtype may hide what a setup function changes."""
+    if seen.observed is None or seen.reference is None or seen.stale:
+        return False
+    judged = judge_by(expectation, seen.observed.distributions)
+    resolution = max(one.resolution for one in judged.values())
+    return is_within_limits(judged) and resolution > _SETUP_ROUNDING
+
+
+def describe_setup_effect(expectation: Expectation, effect: Exact | str) -> str:
+    """Describe what the setup function does to the exact outputs; "" if it only rounds otherwise."""
+    where, dtype = (
+        f"{expectation.provenance.yardstick_dtype} on the host",
+        expectation.key.machine.dtype,
+    )
+    if isinstance(effect, str):
+        return f"whether {dtype} hides an error is not known, as the setup function fails in {where}: {effect}"
+    if exact_change(expectation.signature, effect.yardstick) <= _SETUP_ROUNDING:
+        return ""
+    module, size = first_changed(expectation.exact_layers, effect.exact_layers, _SETUP_ROUNDING)
+    first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
+    moved = describe_worst(judge_by(expectation, effect.yardstick), "the error of the captured run")
+    return (
+        f"the setup function moves the outputs in {where}{first}: {moved}. {dtype} hides this; a capture in float32"
+        " would show it"
+    )
 
 
 _FIND = "to find the operation"

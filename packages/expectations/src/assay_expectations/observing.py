@@ -39,6 +39,7 @@ from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.config_files import (
     can_move_outputs,
+    first_line,
     list_setting_changes,
     record_settings,
     record_tokenizer,
@@ -629,6 +630,42 @@ def observe_references(request: ReferenceRequest, progress: Progress) -> list[Re
     return found
 
 
+def observe_setups(request: VerifyRequest, progress: Progress) -> list[Exact | str]:
+    """Run the yardsticks of models after the setup function, in a process that it may patch.
+
+    Returns: outputs, or the reason why a model does not run.
+    """
+    run = parse_run(f"{_HOST}/{parse_run(request.run).dtype}")
+    found: list[Exact | str] = []
+    with progress.task("running with the setup function", len(request.files)) as task:
+        for file in request.files:
+            expectation = read_expectation(Path(file))
+            try:
+                found.append(_observe_setup(expectation, run, request, file))
+            except Exception as error:  # noqa: BLE001 - of the setup function, which expects another device
+                found.append(first_line(error))
+            task.advance()
+    return found
+
+
+def _observe_setup(expectation: Expectation, run: Run, request: VerifyRequest, file: str) -> Exact:
+    model = request.model or find_model(expectation.model, Path(file))
+    settings, prompts = expectation.key.content.settings, expectation.prompts or None
+    candidate = open_candidate(model, run, settings, prompts)
+    candidate = with_inputs(candidate, expectation.inputs)
+    yardstick = replace(candidate, side=_open_yardstick(model, candidate))
+    side = after_setup(yardstick, str(request.setup)).side
+    return _observe_exact(side, candidate.plan.batches, expectation.signature)
+
+
+def _observe_exact(side: Side, batches: Sequence[Batch], signature: Signature) -> Exact:
+    """Run a yardstick on the tokens of `signature`."""
+    tokens, top_ids = _tokens_of(signature)
+    exactly, _ = run_rows(side, batches, tokens)
+    layers = pool_sketches(sketch_layers(side, batches, tokens))
+    return Exact(yardstick=distributions_of(exactly, top_ids), exact_layers=layers)
+
+
 def _observe_restored(model: str, candidate: Candidate, expectation: Expectation) -> Exact | None:
     """Run the yardstick with the recorded config.json, if it has changed."""
     changes = list_setting_changes(expectation.config, record_settings(model))
@@ -644,11 +681,7 @@ def _observe_restored(model: str, candidate: Candidate, expectation: Expectation
             yardstick = _open_yardstick(model, candidate, scratch)
         except UsageError:  # the code of today may refuse a setting of the capture
             return None
-    tokens, top_ids = _tokens_of(expectation.signature)
-    batches = candidate.plan.batches
-    exactly, _ = run_rows(yardstick, batches, tokens)
-    layers = pool_sketches(sketch_layers(yardstick, batches, tokens))
-    return Exact(yardstick=distributions_of(exactly, top_ids), exact_layers=layers)
+    return _observe_exact(yardstick, candidate.plan.batches, expectation.signature)
 
 
 def _observe_reference(

@@ -628,6 +628,8 @@ class Seen(Record):
     reference: Reference | None = None
     exact_left_out: str | None = None
     """Reason why an observation within the limits has no reference."""
+    setup_effect: Exact | str | None = None
+    """Outputs of the yardstick after the setup function; or the reason why they are unknown."""
     problem: str | None = None
     """Reason why the model could not run."""
     missing: str | None = None

@@ -39,7 +39,13 @@ from assay.verdicts import (
     Unmatched,
     Verdict,
 )
-from assay_expectations.explaining import Answer, Explained, describe_environment, explain
+from assay_expectations.explaining import (
+    Answer,
+    Explained,
+    describe_environment,
+    describe_setup_effect,
+    explain,
+)
 from assay_expectations.judging import (
     Judged,
     describe_form,
@@ -124,7 +130,7 @@ def judge_seen(
         candidate={"run": run} | ({"setup": here.setup} if here.setup else {}),
         coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
         compared_unit="tokens",
-        headline=_headline(results),
+        headline=_headline(results, here.machine.dtype),
     )
 
 
@@ -152,7 +158,7 @@ def _next_steps(results: Mapping[str, LevelResult]) -> tuple[list[NextStep], lis
     return first, notes
 
 
-def _headline(results: Mapping[str, LevelResult]) -> str | None:
+def _headline(results: Mapping[str, LevelResult], dtype: str) -> str | None:
     """Name what failed, so that no number of another file stands for it, or state the largest error of a PASS."""
     for outcome, words in (
         (Outcome.FAIL, "differ from the captured outputs"),
@@ -171,10 +177,10 @@ def _headline(results: Mapping[str, LevelResult]) -> str | None:
             return f"{names[0]} {summary or one}"
         if names:
             return f"{len(names)} of {len(results)} expectations {words}: {name_some(names)}"
-    return _describe_pass(results)
+    return _describe_pass(results, dtype)
 
 
-def _describe_pass(results: Mapping[str, LevelResult]) -> str:
+def _describe_pass(results: Mapping[str, LevelResult], dtype: str) -> str:
     """State the largest error of results that all passed, relative to its limit."""
     name, worst = max(
         ((name, find_worst(one.judged)) for name, one in results.items()),
@@ -189,7 +195,8 @@ def _describe_pass(results: Mapping[str, LevelResult]) -> str:
     return (
         f"{whose}, over {format_count(num_tokens, 'token')}: the largest error{where},"
         f" {describe_error(worst.statistic, worst.actual)}, is {ratio}x that of the captured run"
-        f" (limit {limit}x = {format_number(worst.resolution)}; {origin})."
+        f" (limit {limit}x; {origin}). In {dtype}, errors of the run below {format_number(worst.resolution)} may"
+        " not show."
     )
 
 
@@ -263,6 +270,8 @@ def _judge_one(
         result.notes.append(
             f"{name}: the exact outputs were not compared with the captured ones: {seen.exact_left_out}"
         )
+    if seen.setup_effect and (effect := describe_setup_effect(expectation, seen.setup_effect)):
+        result.notes.append(f"{name}: {effect}")
     result.cause = cause
     return result
 

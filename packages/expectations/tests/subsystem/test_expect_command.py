@@ -41,6 +41,14 @@ def poison(model):
     with torch.no_grad():
         model.lm_head.weight[5] = torch.nan
     return model
+
+def refuse(model):
+    if model.dtype != torch.bfloat16:
+        raise TypeError("expected half")
+    return model
+
+def leave(model):
+    return model
 """
 
 
@@ -62,6 +70,15 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = Path(done.stdout.strip())
     assert path.parent == folder
     return path
+
+
+@pytest.fixture(scope="module")
+def captured_in_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("captured") / "e.json"
+    output = ("--run", "cpu/bfloat16", "--captures", "1", "--output", str(file))
+    done = assay("capture", "micro:llama", *output)
+    assert done.returncode == 0, done.stderr
+    return file
 
 
 @pytest.mark.long
@@ -332,10 +349,29 @@ def test_changed_configuration_is_named_with_its_effect(
     assert (level["drift"]["answer"], "not known" in level["reason"]) == ("files", False)
 
 
-def test_edited_library_fails_a_run_within_its_limits(tmp_path: Path) -> None:
-    output = ("--run", "cpu/bfloat16", "--captures", "1", "--output", str(tmp_path / "e.json"))
-    done = assay("capture", "micro:llama", *output)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("setup", "note"),
+    [
+        ("scale", "moves the outputs in float64 on the host, first in model.layers.1.mlp.down_proj by 2e-4"),
+        ("refuse", "faults.py:refuse raised TypeError: expected half"),
+        ("leave", None),
+    ],
+)  # fmt: skip
+def test_setup_function_is_tried_in_float64(
+    captured_in_half: Path, tmp_path: Path, setup: str, note: str | None
+) -> None:
+    faults = tmp_path / "faults.py"
+    faults.write_text(FAULTS)
+    arguments = ("--run", "cpu/bfloat16", "--candidate-setup", f"{faults}:{setup}")
+    code, verdict = verify(tmp_path / "run", str(captured_in_half), *arguments)
+    assert (code, verdict["verdict"]) == (0, "PASS")
+    assert len(verdict["notes"]) == (note is not None)
+    assert (note or "") in " ".join(verdict["notes"])
+
+
+def test_edited_library_fails_a_run_within_its_limits(
+    captured_in_half: Path, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from transformers.models.llama.modeling_llama import LlamaMLP\n"
         "forward = LlamaMLP.forward\n"
@@ -344,7 +380,7 @@ def test_edited_library_fails_a_run_within_its_limits(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "assay.cli", "expect", "verify", str(tmp_path / "e.json")),
+            *(sys.executable, "-m", "assay.cli", "expect", "verify", str(captured_in_half)),
             *("--run", "cpu/bfloat16", "--output", str(tmp_path / "run"), "--json"),
         ],
         env=os.environ | {"PYTHONPATH": paths},

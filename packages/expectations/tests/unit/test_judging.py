@@ -27,6 +27,7 @@ from assay_expectations.judging import (
 from assay_expectations.records import (
     AllSeen,
     Distributions,
+    Exact,
     Expectation,
     Key,
     Machine,
@@ -319,7 +320,7 @@ def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
     assert verdict.next_steps == []
     assert verdict.headline == (
         "The outputs agree with the capture, over 1 token: the largest error, relative error of the logits"
-        " 1e-2, is 1.0x that of the captured run (limit 2.0x = 2e-2; by hand)."
+        " 1e-2, is 1.0x that of the captured run (limit 2.0x; by hand). In bfloat16, errors of the run below 2e-2 may not show."
     )
     other = Seen(file="b.json", observed=observed(distributions(off(1.5 * NOISE))))
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(seen(), other))
@@ -327,6 +328,39 @@ def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
         "All 2 expectations hold, over 2 tokens: the largest error in b, relative error of the logits"
         " 1.5e-2, is 1.5x"
     )
+
+
+LAYERS = EXPECTATION.model_copy(update={"exact_layers": {"a": [1, 1, 0], "a.b": [1, 2, 0]}})
+
+
+@pytest.mark.parametrize(
+    ("effect", "note"),
+    [
+        (Exact(yardstick=distributions(off(1e-6)), exact_layers={"a": [1, 1.000001, 0]}), None),
+        (
+            Exact(yardstick=distributions(off(1e-3)), exact_layers={"a.b": [1, 2.5, 0]}),
+            (
+                "the setup function moves the outputs in float64 on the host, first in a.b by 0.25: relative error over"
+                " the whole vocabulary 1e-3 is 0.1x the error of the captured run (limit 2.0x). bfloat16 hides this; a"
+                " capture in float32 would show it"
+            ),
+        ),
+        (
+            "expected a device",
+            (
+                "whether bfloat16 hides an error is not known, as the setup function fails in float64 on the host:"
+                " expected a device"
+            ),
+        ),
+    ],
+)
+def test_effect_of_a_setup_function_that_a_dtype_hides_is_noted(
+    effect: Exact | str, note: str | None
+) -> None:
+    given = seen().model_copy(update={"setup_effect": effect})
+    verdict, _ = judge_seen(RUN, [LAYERS], here(given))
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.notes == ([] if note is None else [f"a: {note}"])
 
 
 def test_nan_is_a_failure_with_its_diagnosis() -> None:
