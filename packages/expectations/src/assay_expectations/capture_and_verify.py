@@ -77,6 +77,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     """
     parse_run(options.run)
     resolve_model(options.model)
+    if options.settings.chat and options.prompts is None:
+        raise UsageError("--chat is for the texts of --prompts FILE.jsonl")
     require_writable(output)
     with temporary_folder("assay-expect-") as scratch:
         expectation = _capture_first(options, scratch / "1", progress)
@@ -131,7 +133,7 @@ def with_settings_of_earlier(
     output: as of `capture_expectation`.
     Raises: UsageError for options of the text of prompts that only the earlier capture read.
     """
-    settings, prompts = options.settings, options.prompts
+    settings, prompts, chats = options.settings, options.prompts, options.chats
     files = [output] if output.suffix == ".json" else sorted(output.glob("*.json"))
     for file in files:
         try:
@@ -146,9 +148,10 @@ def with_settings_of_earlier(
                 raise UsageError(
                     f"{file} holds the tokens of your own prompts: name --prompts again"
                 )
-            prompts = prompts or earlier.prompts or None
-    update = {"settings": settings.model_copy(update=dict(given)), "prompts": prompts}
-    return options.model_copy(update=update)
+            if prompts is None and earlier.prompts:
+                prompts, chats = earlier.prompts, earlier.chats
+    settings = settings.model_copy(update=dict(given))
+    return options.model_copy(update={"settings": settings, "prompts": prompts, "chats": chats})
 
 
 def _read_replaced(path: Path, reason: str | None, progress: Progress) -> Expectation | None:

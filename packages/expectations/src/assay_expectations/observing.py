@@ -33,6 +33,7 @@ from assay.inputs import (
     load_prompts,
     parse_lengths,
     plan_batches,
+    read_prompts,
 )
 from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
@@ -86,6 +87,7 @@ from assay_expectations.records import (
     VerifyRequest,
     Weight,
     content_differences,
+    describe_prompts,
     has_same_inputs,
     missing_tokenizer_files,
     read_expectation,
@@ -227,6 +229,10 @@ _HOST = "cpu"
 _IRRELEVANT_VERSIONS = ("python", "system")
 
 
+# Messages, each with its role and content; empty for a prompt of token ids.
+Chat = Sequence[Mapping[str, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A loaded model on its device, with its inputs and its key."""
@@ -269,17 +275,21 @@ def torch_settings() -> Mapping[str, object]:
 
 
 def open_candidate(
-    model: str, run: Run, settings: Settings, prompts: Sequence[Sequence[int]] | str | None = None
+    model: str,
+    run: Run,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]] | str | None = None,
+    chats: Sequence[Chat] = (),
 ) -> Candidate:
     """Load a model on the device of `run`.
 
-    prompts: token ids, or a file; None for built-in prompts.
+    prompts: token ids, or a file; None for built-in prompts. chats: from which today's template makes the token ids.
     Raises: UsageError if it cannot be loaded.
     """
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-    plan = _plan(loaded, settings, prompts)
+    plan = _plan(loaded, settings, prompts, chats)
     content = Content(
         tokenizer_hash=loaded.tokenizer_hash,
         tokenizer=record_tokenizer(model),
@@ -337,7 +347,10 @@ def _find_changed_weights(
 
 
 def _plan(
-    loaded: LoadedModel, settings: Settings, prompts: Sequence[Sequence[int]] | str | None
+    loaded: LoadedModel,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]] | str | None,
+    chats: Sequence[Chat] = (),
 ) -> InputPlan:
     limits = replace(limits_of_generation(loaded), images=(), no_media="")  # texts alone
     lengths = parse_lengths(settings.prompt_length) if settings.prompt_length else None
@@ -349,20 +362,39 @@ def _plan(
         seed=settings.seed,
     )
     given: list[Prompt] | None = None
+    encode_chat = loaded.encode_chat if settings.chat else None
+    if encode_chat is None and settings.chat and (chats or isinstance(prompts, str)):
+        raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
     if isinstance(prompts, str):
-        if settings.chat and loaded.encode_chat is None:
-            raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
         given = load_prompts(
             Path(prompts),
             loaded.encode,
             limits,
             max_new_tokens=settings.max_new_tokens,
-            encode_chat=loaded.encode_chat if settings.chat else None,
+            encode_chat=encode_chat,
         )
+    elif prompts is not None and encode_chat is not None and chats:
+        pairs = zip(prompts, chats, strict=True)
+        given = [Prompt(None, tuple(encode_chat(chat) if chat else ids)) for ids, chat in pairs]
     elif prompts is not None:
         given = [Prompt(None, tuple(ids)) for ids in prompts]
         options = replace(options, lengths=None)  # they were cut at the capture
     return plan_batches(limits, options, loaded.encode, given)
+
+
+def _describe_chats(candidate: Candidate, expectation: Expectation) -> list[str]:
+    """Describe prompts to which the chat template gives other token ids than at the capture."""
+    expected, actual = expectation.key.content, candidate.key.content
+    if not expectation.chats or expected.tokenizer_hash != actual.tokenizer_hash:
+        return []
+    try:
+        plan = _plan(
+            candidate.side.loaded, expected.settings, expectation.prompts, expectation.chats
+        )
+    except UsageError as error:
+        return [str(error)]
+    different = describe_prompts(expectation.prompts, [list(one.ids) for one in plan.prompts])
+    return [f"the chat template makes {different}"] if different else []
 
 
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
@@ -473,7 +505,12 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
     progress.number_phases(5)
     with progress.step(f"loading {options.model} on {options.run}"):
         run = parse_run(options.run)
-        candidate = open_candidate(options.model, run, options.settings, options.prompts)
+        candidate = open_candidate(
+            options.model, run, options.settings, options.prompts, options.chats
+        )
+        chats = options.chats
+        if options.settings.chat and isinstance(options.prompts, str):
+            chats = [line.messages for line in read_prompts(Path(options.prompts))]
     for note in candidate.side.loaded.notes:
         progress.note(note)
     device, machine = candidate.side.device, candidate.key.machine
@@ -495,6 +532,7 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         prompts=[]
         if options.prompts is None
         else [list(prompt.ids) for prompt in candidate.plan.prompts],
+        chats=chats,
         inputs=[]
         if options.prompts is not None
         else [list(row) for batch in candidate.plan.batches for row in batch.rows],
@@ -577,6 +615,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     unread, modules = _find_changed_weights(candidate, expected.weights)
     if unread:
         stale.append(f"the model does not read {name_some(unread)}")
+    stale += _describe_chats(candidate, expectation)
     seen = Seen(file=file, stale=stale, changed_modules=modules, config=config)
     candidate = with_inputs(candidate, expectation.inputs)
     if stale and not has_same_inputs(expected, candidate.key.content):

@@ -141,7 +141,7 @@ def content_differences(
     has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
     name = "unpadded_hash" if has_both else "prompts_hash"
     if getattr(expected, name) != getattr(actual, name):
-        different = _describe_prompts(*prompts)
+        different = describe_prompts(*prompts)
         if different or not settings:  # other settings choose or cut the same prompts
             whose = "the same prompts" if prompts[0] else "built-in prompts"
             found.append(different or f"{whose} with other token ids or padding")
@@ -170,7 +170,7 @@ def missing_tokenizer_files(expected: Mapping[str, str], actual: Mapping[str, st
     return sorted(then - now)
 
 
-def _describe_prompts(expected: Prompts, actual: Prompts) -> str:
+def describe_prompts(expected: Prompts, actual: Prompts) -> str:
     """Say which prompts differ; "" if the user's own are equal, or both sides have the built-in ones."""
     counts = [
         format_count(len(one), "own prompt") if one else "built-in prompts"
@@ -316,6 +316,8 @@ class Expectation(PublishedRecord):
     """Values of config.json and generation_config.json, by file and key."""
     prompts: list[list[int]] = Field(default_factory=list)
     """Token ids of the user's own prompts; empty for built-in ones."""
+    chats: list[list[dict[str, str]]] = Field(default_factory=list)
+    """Messages of each own prompt, [] for one of token ids; empty without `--chat`."""
     inputs: list[list[int]] = Field(default_factory=list)
     """Token ids of the built-in prompts. With another tokenizer, they still run."""
     provenance: Provenance
@@ -348,7 +350,7 @@ class Expectation(PublishedRecord):
         content = self.key.content
         absent: dict[str, Any] = {
             name: True
-            for name in ("layers", "exact_layers", "config", "prompts", "inputs")
+            for name in ("layers", "exact_layers", "config", "prompts", "chats", "inputs")
             if not getattr(self, name)
         }
         settings = {
@@ -551,6 +553,8 @@ class CaptureOptions(Record):
     settings: Settings = Field(default_factory=Settings)
     prompts: list[list[int]] | str | None = None
     """Token ids, or a file of prompts; None for built-in ones."""
+    chats: list[list[dict[str, str]]] = Field(default_factory=list)
+    """As in `Expectation`, of prompts that were token ids there."""
     approved_by: str | None = None
     reason: str | None = None
 

@@ -236,6 +236,48 @@ def test_change_of_the_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_chat_template_that_changes_the_prompts_makes_them_stale(tmp_path: Path) -> None:
+    model, file, template = (
+        tmp_path / name for name in ("model", "e.json", "model/chat_template.jinja")
+    )
+    shutil.copytree(RECIPES["llama"].folder, model)
+    write_tokenizer(model)
+    one_turn = "{% for one in messages %}<{{ one.content }}>{% endfor %}"
+    template.write_text(one_turn)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "abc"}\n{"ids": [1, 2, 3]}\n')
+    capture = (
+        "capture",
+        str(model),
+        "--run",
+        "cpu/float32",
+        "--captures",
+        "1",
+        "--output",
+        str(file),
+    )
+    done = assay(*capture, "--chat", "--prompts", str(prompts))
+    assert done.returncode == 0, done.stderr
+
+    template.write_text("{# the same text #}" + one_turn)
+    code, verdict = verify(tmp_path / "same", str(file))
+    assert (code, len(verdict["notes"])) == (0, 1)
+    assert verdict["notes"][0].startswith("e: changed since the capture: chat template: hash ")
+
+    template.write_text(one_turn.replace("<", "["))
+    code, verdict = verify(tmp_path / "other", str(file))
+    assert (code, verdict["diagnosis"]) == (1, "stale")
+    assert verdict["levels"]["e"]["reason"].startswith(
+        "stale, different content: the chat template makes different prompts: 1 of 2, the first is prompt 0 (counted"
+        " from 0); chat template: hash "
+    )
+    # The next capture repeats the chats with the template of today.
+    done = assay(*capture, "--reason", "another template")
+    assert done.returncode == 0, done.stderr
+    assert verify(tmp_path / "again", str(file))[0] == 0
+
+
+@pytest.mark.long
 def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
@@ -297,6 +339,10 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
                 *("--reason", "TEXT"),
             ],
             "--reason TEXT, --approved-by NAME: write the reason or the name itself",
+        ),
+        (
+            ["capture", "micro:llama", "--run", "cpu/float32", "--output", "x", "--chat"],
+            "--chat is for the texts of --prompts FILE.jsonl",
         ),
         (["verify", "absent.json"], "absent.json: no such file or folder"),
     ],

@@ -441,6 +441,9 @@ def test_a_side_of_a_diff_may_be_in_git_or_in_a_pipe(
     assert git_show.wait() == 0
 
 
+CHAT = [{"role": "user", "content": "abc"}]
+
+
 def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> None:
     first = expectation()
     content = first.key.content
@@ -449,12 +452,15 @@ def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> Non
         update={"content": content.model_copy(update={"settings": settings})}
     )
     path = write_expectation(
-        first.model_copy(update={"key": key, "prompts": [[1, 2]]}), tmp_path / "e.json"
+        first.model_copy(update={"key": key, "prompts": [[1, 2]], "chats": [CHAT]}),
+        tmp_path / "e.json",
     )
     options = CaptureOptions(model="micro:llama", run="acme/bfloat16")
     again = with_settings_of_earlier(options, {"seed": 6}, path)
     assert (again.settings.max_new_tokens, again.settings.seed) == (3, 6)
-    assert again.prompts == [[1, 2]]
+    assert (again.prompts, again.chats) == ([[1, 2]], [CHAT])
+    texts = options.model_copy(update={"prompts": "other.jsonl"})
+    assert with_settings_of_earlier(texts, {}, path).chats == []
     with pytest.raises(UsageError, match="name --prompts again"):
         with_settings_of_earlier(options, {"chat": True}, path)
     other = options.model_copy(update={"run": "cpu/bfloat16"})

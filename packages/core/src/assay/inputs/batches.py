@@ -261,6 +261,14 @@ class PromptLine:
     images: tuple[Path, ...] = ()
     """Files of images in the text."""
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """Return the messages of a chat that it is; a text is one of the user. [] for token ids."""
+        if self.kind == "ids":
+            return []
+        chat: list[dict[str, str]] = self.value
+        return chat if self.kind == "messages" else [{"role": "user", "content": self.value}]
+
 
 def read_prompts(path: Path) -> list[PromptLine]:
     """Read the lines of a JSONL file, each an object with one of the keys `_KEYS`.
@@ -333,13 +341,10 @@ def _read_line(record: Mapping[str, Any], where: str, folder: Path) -> PromptLin
 def _encode_line(line: PromptLine, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
     if line.kind == "ids":
         return Prompt(None, line.value)
-    if line.kind == "messages":
-        if encode_chat is None:
-            raise UsageError(f"{line.where}: messages need --chat and a model with a chat template")
-        return Prompt(line.value[-1]["content"], tuple(encode_chat(line.value)))
     if encode_chat is not None:
-        message = {"role": "user", "content": line.value}
-        return Prompt(line.value, tuple(encode_chat([message])))
+        return Prompt(line.messages[-1]["content"], tuple(encode_chat(line.messages)))
+    if line.kind == "messages":
+        raise UsageError(f"{line.where}: messages need --chat and a model with a chat template")
     return Prompt(line.value, tuple(encode(line.value)))
 
 
