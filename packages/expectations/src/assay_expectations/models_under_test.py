@@ -21,6 +21,7 @@ from assay.models import load_model
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
 from assay_expectations.capture_and_verify import capture_expectation, verify_expectations
+from assay_expectations.observing import find_model
 from assay_expectations.records import CaptureOptions, Weight, read_expectation, weight_differences
 
 _NUM_TOKENS = 8
@@ -132,6 +133,8 @@ class ExpectedModel:
     """Folder of the expectations of all models."""
     scratch: Path
     """Folder for the files of runs."""
+    place: str | None = None
+    """Folder or name to load instead of `model`."""
 
     def files(self) -> list[Path]:
         """List the model's expectations, on any machine. Raises: UsageError if there is none."""
@@ -147,6 +150,11 @@ class ExpectedModel:
             )
         return found
 
+    @property
+    def source(self) -> str:
+        """Return the model that is loaded."""
+        return self.place or find_model(self.model, self.files()[0])
+
     def capture(self) -> Path:
         """Capture an expectation on this machine. Returns: the file."""
         options = CaptureOptions(model=self.model, run=self.run)
@@ -157,11 +165,13 @@ class ExpectedModel:
 
         setup: FILE.py:FUNC to call with the model before it runs.
         """
-        return verify_expectations(self.files(), self.run, self.scratch, SilentProgress(), setup)
+        return verify_expectations(
+            self.files(), self.run, self.scratch, SilentProgress(), setup, model=self.place
+        )
 
     def weight_differences(self) -> list[str]:
         """List the differences between stored and captured weights."""
-        stored = load_model(self.model, dtype="float32").stored_weights
+        stored = load_model(self.source, dtype="float32").stored_weights
         here = {name: Weight.of(one) for name, one in stored.items()}
         return [
             f"{file.name}: {difference}"

@@ -11,6 +11,7 @@ from typing import Literal
 
 from assay.errors import UsageError, assay_command
 from assay.files import write_whole
+from assay.judge.wording import format_count
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
@@ -62,6 +63,8 @@ class Cell:
     """The command that approves it; "" for a shipped one."""
     age_days: int | None = None
     seen: Sighting | None = None
+    num_patched: int = 0
+    """Runs with a setup function, which are left out because they judge another model."""
 
     @property
     def state(self) -> State:
@@ -81,7 +84,7 @@ def collect_cells(
     runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
     Raises: UsageError if two belong to one cell.
     """
-    seen = _sightings(runs, page.parent)
+    seen, patched = _sightings(runs, page.parent)
     cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():
         row = expectation.model
@@ -93,6 +96,7 @@ def collect_cells(
                 f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
             )
         captured = str(expectation.provenance.process.get("date", ""))
+        place = file.stem, expectation.hash
         cells[key] = Cell(
             model=row,
             machine=expectation.key.machine,
@@ -109,7 +113,8 @@ def collect_cells(
                 approved_by="NAME",
             ),
             age_days=_days_since(captured, now),
-            seen=seen.get((file.stem, expectation.hash)),
+            seen=seen.get(place),
+            num_patched=patched[place],
         )
     models, machines = (set(parts) for parts in zip(*cells, strict=True))
     return [
@@ -119,16 +124,17 @@ def collect_cells(
     ]
 
 
-def _sightings(runs: Path, page_folder: Path) -> dict[tuple[str, str], Sighting]:
-    """Find the newest sighting of each expectation, by the name of its file and its hash.
+def _sightings(
+    runs: Path, page_folder: Path
+) -> tuple[dict[tuple[str, str], Sighting], Counter[tuple[str, str]]]:
+    """Find the newest sighting of each expectation, and count its runs with a setup function.
 
-    At equal dates, a pass comes first. A run with a setup function judges another model.
+    Both are by the name of its file and its hash. At equal dates, a pass comes first.
     """
     seen = []
+    patched: Counter[tuple[str, str]] = Counter()
     for file in runs.rglob(VERDICT_FILE):
         verdict = read_verdict(file.parent)
-        if verdict.candidate.get("setup"):
-            continue
         date = str(verdict.environment.get("date", ""))
         report = Path(os.path.relpath(file.with_name(_REPORT), page_folder)).as_posix()
         for name, level in verdict.levels.items():
@@ -137,9 +143,12 @@ def _sightings(runs: Path, page_folder: Path) -> dict[tuple[str, str], Sighting]
                 failed: State = "stale" if facts.get("stale") else "fail"
                 state = "pass" if level.verdict is Outcome.PASS else failed
                 sighting = Sighting(state, date, level.reason or "", report)
-                stem = Path(name).name.removesuffix(".json")
-                seen.append(((stem, str(facts["expectation"])), sighting))
-    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
+                place = Path(name).name.removesuffix(".json"), str(facts["expectation"])
+                if verdict.candidate.get("setup"):
+                    patched[place] += 1
+                else:
+                    seen.append((place, sighting))
+    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass"))), patched
 
 
 def _days_since(date: str, now: datetime) -> int | None:
@@ -167,8 +176,11 @@ def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
 
 
 def describe_states(cells: Sequence[Cell]) -> str:
-    """Count the cells of each state in one line."""
-    return ", ".join(f"{count} {state}" for state, count in _count_states(cells).items())
+    """Count the cells of each state, and the runs that are left out, in one line."""
+    states = ", ".join(f"{count} {state}" for state, count in _count_states(cells).items())
+    patched = sum(cell.num_patched for cell in cells)
+    left_out = f"; left out: {format_count(patched, 'verdict')} on a model with a setup function"
+    return states + (left_out if patched else "")
 
 
 def _count_states(cells: Sequence[Cell]) -> dict[State, int]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from assay_expectations.decoders import DecoderOptions
 
 MODEL_OPTION = "--expectation-model"
+PLACE_OPTION = "--expectation-load"
 MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
 
 
@@ -46,6 +47,11 @@ def _add_options_of_models(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--expectation-folder", metavar="DIR", help="Default: the shipped expectations."
+    )
+    group.addoption(
+        PLACE_OPTION,
+        metavar="MODEL",
+        help=f"Verify this folder or name, not the one that {MODEL_OPTION} selects.",
     )
 
 
@@ -96,6 +102,16 @@ def named_models(config: pytest.Config) -> list[str]:
         word.strip() for word in os.environ.get(MODELS_VARIABLE, "").split(",") if word.strip()
     ]
     return list(dict.fromkeys(named))
+
+
+def place_of_model(config: pytest.Config) -> str | None:
+    """Return the folder or name to load instead of the selected model. Raises: pytest.UsageError."""
+    place: str | None = config.getoption("expectation_load")
+    if place and (len(named_models(config)) != 1 or config.getoption("capture_expectation")):
+        raise pytest.UsageError(
+            f"{PLACE_OPTION} needs one {MODEL_OPTION}, and excludes --capture-expectation"
+        )
+    return place
 
 
 def decoder_options(config: pytest.Config) -> "DecoderOptions":

@@ -46,6 +46,14 @@ def test_captured_model_is_verified_in_every_test(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, *asked)
     assert (code, "5 passed" in output) == (0, True), output
 
+    moved = model.rename(tmp_path / "moved")
+    load = ("--expectation-load", str(moved))
+    code, output = run_suite(tmp_path, *asked, *load)
+    assert (code, "5 passed" in output) == (0, True), output
+    code, output = run_suite(tmp_path, *asked[2:], *load)
+    assert (code, "--expectation-load needs one --expectation-model" in output) == (1, True), output
+    moved.rename(model)
+
     left = str(shutil.copy(next(SHIPPED.glob("*micro-llama.json")), kept))
     code, output = run_suite(tmp_path, *asked, "-k", "all_used", "-rs")
     words = f"{left} is of micro:llama, which is not tested: add --expectation-model micro:llama"

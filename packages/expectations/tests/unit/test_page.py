@@ -121,7 +121,12 @@ def test_runs_of_another_file_or_with_a_setup_function_do_not_count(tmp_path: Pa
     runs = tmp_path / "runs"
     verdict_about(one, runs, "copy", Outcome.FAIL, file="before", reason="9x")
     verdict_about(one, runs, "patched", Outcome.FAIL, setup="p.py:setup", reason="9x")
-    assert cells_of(tmp_path)["one", "bfloat16"].state == "unseen"
+    cells = [*cells_of(tmp_path).values()]
+    assert describe_states(cells) == (
+        "1 unseen; left out: 1 verdict on a model with a setup function"
+    )
+    page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
+    assert "left out, because a setup function changed the model: 1 run<" in page
 
     verdict_about(one, runs, "path", Outcome.PASS, file=f"/ci/kept/{one.name}.json")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"

@@ -15,6 +15,7 @@ from assay.judge.explain import (
     describe_cause,
     explain_command,
     explain_verdict,
+    find_coarsest_rows,
     find_deciding_rows,
     over_limit,
 )
@@ -74,7 +75,7 @@ class LadderRung:
     worst: Measurement | None
     """The worst judged measurement; of the failed level, the deciding one."""
     coarsest: Measurement | None = None
-    """The measurement of coarsest resolution."""
+    """The measurement of coarsest resolution, if possible of the statistic of `worst`."""
     question: str = ""
     """The question that the level answers."""
 
@@ -207,7 +208,13 @@ class Report:
         if self.decided.deciding is not None:
             # The headline and the ladder report one number.
             worst[self.decided.deciding.level] = self.decided.deciding
-        coarsest = self.decided.coarsest
+        # Of the statistic whose ratio stands next to it, unless that sees no errors of any form.
+        alike = [
+            row
+            for row in self.measurements
+            if row.level in worst and row.statistic == worst[row.level].statistic
+        ]
+        coarsest = self.decided.coarsest | find_coarsest_rows(alike)
         return [
             LadderRung(
                 name,

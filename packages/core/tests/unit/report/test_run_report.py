@@ -144,6 +144,16 @@ def test_worst_of_a_level_is_the_worst_by_its_own_limit() -> None:
     assert [rung.worst for rung in report.ladder] == [over]
 
 
+def test_resolution_of_a_level_is_that_of_its_worst_statistic() -> None:
+    verdict = Verdict(verdict=Outcome.FAIL, levels={"modules": Level(verdict=Outcome.FAIL)})
+    pooled = measured(statistic="logits-error", ratio=1.0, limit=2.0)
+    whole = measured(statistic="logits-whole", ratio=8.0, limit=3.0)
+    slope = measured(statistic="replay-slope", ratio=9.0, limit=2.0)
+    for rows, expected in (([pooled, whole], whole), ([pooled, slope], pooled)):
+        (rung,) = Report(Path("run"), verdict, rows).ladder
+        assert rung.coarsest is expected
+
+
 def test_level_that_did_not_decide_has_the_ratio_of_its_suspect() -> None:
     place: dict[str, Any] = {"phase": "backward", "module": "a"}
     stated = measured(level="gradients", statistic="replay-tensor", ratio=8.4, limit=5.5, **place)

@@ -20,6 +20,7 @@ from assay_expectations.pytest_plugin import (
     expected_models,
     named_models,
     one_line_failures,
+    place_of_model,
 )
 
 OTHER_LAYOUT = f"{models_under_test.__file__}:{models_under_test.other_layout.__name__}"
@@ -36,7 +37,8 @@ def expected(request: pytest.FixtureRequest, tmp_path: Path) -> ExpectedModel:
     """Return the model on the device under test."""
     config = request.config
     run = config.getoption("assay_device") or "cpu/float32"
-    return ExpectedModel(request.param, run, expectation_folder(config), tmp_path)
+    folder, place = expectation_folder(config), place_of_model(config)
+    return ExpectedModel(request.param, run, folder, tmp_path, place)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_model_unfused(captured: ExpectedModel) -> None:
 def test_model_tuple_output(captured: ExpectedModel) -> None:
     """Require the same tensors in the same order with `return_dict=False`."""
     with one_line_failures():
-        differences = tuple_differences(captured.model, captured.run)
+        differences = tuple_differences(captured.source, captured.run)
     assert_none(differences)
 
 
