@@ -49,21 +49,23 @@ from assay_expectations.records import (
 from assay_expectations.verdict import SHIPPED, judge_seen
 
 _WORKER = "assay_expectations.observing"
+_EXPLAINER = "assay_expectations.references"
 # The fork server imports these once for all captures.
 _PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",  # shared by most decoders
     _WORKER,
+    _EXPLAINER,
 )
 _CAPTURE: RemoteFunction[CaptureOptions, Captured] = RemoteFunction(f"{_WORKER}:capture", _PRELOAD)
 _OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(
     f"{_WORKER}:observe_all", _PRELOAD
 )
 _SET_UP: RemoteFunction[VerifyRequest, list[Exact | str]] = RemoteFunction(
-    f"{_WORKER}:observe_setups", _PRELOAD
+    f"{_EXPLAINER}:observe_setups", _PRELOAD
 )
 _REFER: RemoteFunction[ReferenceRequest, list[Reference]] = RemoteFunction(
-    f"{_WORKER}:observe_references", _PRELOAD
+    f"{_EXPLAINER}:observe_references", _PRELOAD
 )
 
 

@@ -3,7 +3,6 @@
 Shapes: B rows, N stored tokens of a row, T positions, V vocabulary, K kept ids, R tokens, C channels, M projections.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError, name_some
-from assay.files import UnreadableFileError, read_json_object
+from assay.files import UnreadableFileError
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
@@ -39,20 +38,15 @@ from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.config_files import (
-    can_move_outputs,
-    first_line,
     list_setting_changes,
     record_settings,
     record_tokenizer,
-    restore_settings,
 )
 from assay.models.load import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
-from assay.models.sources import local_folder, resolve_model
+from assay.models.sources import resolve_model
 from assay.models.tensor_sources import find_sources
 from assay.progress import subtask
 from assay.runs import Progress, provenance
-from assay.watchdog import temporary_folder
-from assay_expectations.explaining import has_moved
 from assay_expectations.judging import (
     is_within_limits,
     judge_by,
@@ -73,14 +67,11 @@ from assay_expectations.records import (
     CaptureOptions,
     Content,
     Distributions,
-    Exact,
     Expectation,
     Key,
     Machine,
     Observed,
     Provenance,
-    Reference,
-    ReferenceRequest,
     Seen,
     Settings,
     Signature,
@@ -181,7 +172,7 @@ def observe(
     side: Side, batches: Sequence[Batch], signature: Signature, watch: UsageWatch
 ) -> Observed:
     """Run the model on the tokens of `signature`, while `watch` records its usage."""
-    tokens, top_ids = _tokens_of(signature)
+    tokens, top_ids = recorded_tokens(signature)
     with watched(side, watch) as tracer:
         given, outputs = run_rows(side, batches, tokens, tracer)
     if outputs != signature.outputs:
@@ -200,7 +191,7 @@ def observe(
     )
 
 
-def _tokens_of(signature: Signature) -> tuple[list[Tensor], list[list[Tensor]]]:
+def recorded_tokens(signature: Signature) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Return the forced tokens, (B, N) by batch, and the kept ids, by batch and row (N, K)."""
     tokens = [
         torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
@@ -223,7 +214,7 @@ def _usual_dtype(side: Side) -> str:
     return str(usual).removeprefix("torch.")
 
 
-_HOST = "cpu"
+HOST = "cpu"
 
 # Versions that numbers do not depend on.
 _IRRELEVANT_VERSIONS = ("python", "system")
@@ -245,7 +236,7 @@ class Candidate:
 def machine_of(run: Run, device: Device) -> Machine:
     """Return the hardware part of the key."""
     architecture = device.architecture()
-    if device.vendor.name == _HOST:
+    if device.vendor.name == HOST:
         architecture = architecture.partition("-")[0]
     return Machine(
         vendor=device.vendor.name,
@@ -421,7 +412,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
     with progress.step("loading the exact reference"):
-        yardstick = _open_yardstick(model, candidate)
+        yardstick = open_yardstick(model, candidate)
     # Three runs: generation, then twice its tokens, the second time with projections of modules.
     with progress.task("running the exact reference", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
@@ -445,9 +436,9 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> S
     return Signed(signature, layers, pool_sketches(exact_layers), yardstick.loaded.dtype)
 
 
-def _open_yardstick(model: str, candidate: Candidate, config_folder: Path | None = None) -> Side:
+def open_yardstick(model: str, candidate: Candidate, config_folder: Path | None = None) -> Side:
     """Load the yardstick. config_folder: as of `load_model`."""
-    host, loaded, exact = open_device(_HOST), candidate.side.loaded, _yardstick_dtype(candidate)
+    host, loaded, exact = open_device(HOST), candidate.side.loaded, _yardstick_dtype(candidate)
     rounded_to = loaded.dtype if exact == "float64" else None
     settings = candidate.key.content.settings
     loaded = _load(model, exact, host, settings, rounded_to, config_folder)
@@ -456,7 +447,7 @@ def _open_yardstick(model: str, candidate: Candidate, config_folder: Path | None
 
 def _yardstick_dtype(candidate: Candidate) -> str:
     num_parameters = sum(p.numel() for p in candidate.side.loaded.model.parameters())
-    return yardstick_dtype(num_parameters, open_device(_HOST).supported_dtypes())
+    return yardstick_dtype(num_parameters, open_device(HOST).supported_dtypes())
 
 
 def captured_on_host(
@@ -466,9 +457,9 @@ def captured_on_host(
 
     is_host: False if the candidate's model was changed after it was loaded.
     """
-    if candidate.side.device.name == _HOST and is_host:
+    if candidate.side.device.name == HOST and is_host:
         return None
-    host, settings = open_device(_HOST), candidate.key.content.settings
+    host, settings = open_device(HOST), candidate.key.content.settings
     side = Side(_load(model, candidate.side.loaded.dtype, host, settings, None), host)
     watch = UsageWatch(NullHandler())
     return observe(side, candidate.plan.batches, signature, watch).distributions
@@ -642,7 +633,7 @@ def _request_reference(
 ) -> dict[str, Any]:
     """Return the fields of `Seen` that request a reference; for a model too large for one, `exact_left_out`."""
     if not is_within_limits(judge_by(expectation, observed.distributions)):
-        tokens, _ = _tokens_of(expectation.signature)
+        tokens, _ = recorded_tokens(expectation.signature)
         calls = sketch_layers(candidate.side, candidate.plan.batches, tokens)
         return {"sketches": {name: [call.numpy() for call in of] for name, of in calls.items()}}
     # In float32, rounding hides what a run within its limits could.
@@ -650,106 +641,3 @@ def _request_reference(
     if dtypes == {"float64"}:
         return {"sketches": {}}
     return {"exact_left_out": f"over {FLOAT64_PARAMETERS / 1e9:g} billion parameters"}
-
-
-def observe_references(request: ReferenceRequest, progress: Progress) -> list[Reference]:
-    """Run what explains observations, in a process that no setup function has patched."""
-    run = parse_run(request.run)
-    found = []
-    with progress.task("running the references", len(request.sketches), "expectations") as task:
-        for file, sketches in request.sketches.items():
-            expectation = read_expectation(Path(file))
-            model = request.model or find_model(expectation.model, Path(file))
-            settings, prompts = expectation.key.content.settings, expectation.prompts or None
-            candidate = open_candidate(model, run, settings, prompts)
-            candidate = with_inputs(candidate, expectation.inputs)
-            is_own = not request.is_patched
-            found.append(_observe_reference(model, candidate, expectation, sketches, is_own=is_own))
-            task.advance()
-    return found
-
-
-def observe_setups(request: VerifyRequest, progress: Progress) -> list[Exact | str]:
-    """Run the yardsticks of models after the setup function, in a process that it may patch.
-
-    Returns: outputs, or the reason why a model does not run.
-    """
-    run = parse_run(f"{_HOST}/{parse_run(request.run).dtype}")
-    found: list[Exact | str] = []
-    with progress.task("running with the setup function", len(request.files)) as task:
-        for file in request.files:
-            expectation = read_expectation(Path(file))
-            try:
-                found.append(_observe_setup(expectation, run, request, file))
-            except Exception as error:  # noqa: BLE001 - of the setup function, which expects another device
-                found.append(first_line(error))
-            task.advance()
-    return found
-
-
-def _observe_setup(expectation: Expectation, run: Run, request: VerifyRequest, file: str) -> Exact:
-    model = request.model or find_model(expectation.model, Path(file))
-    settings, prompts = expectation.key.content.settings, expectation.prompts or None
-    candidate = open_candidate(model, run, settings, prompts)
-    candidate = with_inputs(candidate, expectation.inputs)
-    yardstick = replace(candidate, side=_open_yardstick(model, candidate))
-    side = after_setup(yardstick, str(request.setup)).side
-    return _observe_exact(side, candidate.plan.batches, expectation.signature)
-
-
-def _observe_exact(side: Side, batches: Sequence[Batch], signature: Signature) -> Exact:
-    """Run a yardstick on the tokens of `signature`."""
-    tokens, top_ids = _tokens_of(signature)
-    exactly, _ = run_rows(side, batches, tokens)
-    layers = pool_sketches(sketch_layers(side, batches, tokens))
-    return Exact(yardstick=distributions_of(exactly, top_ids), exact_layers=layers)
-
-
-def _observe_restored(model: str, candidate: Candidate, expectation: Expectation) -> Exact | None:
-    """Run the yardstick with the recorded config.json, if it has changed."""
-    changes = list_setting_changes(expectation.config, record_settings(model))
-    if not any(map(can_move_outputs, changes)):
-        return None
-    with local_folder(resolve_model(model), "refuse") as folder:
-        values = read_json_object(folder / "config.json")
-    if not restore_settings(values, expectation.config):
-        return None
-    with temporary_folder("assay-config-") as scratch:
-        (scratch / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        try:
-            yardstick = _open_yardstick(model, candidate, scratch)
-        except UsageError:  # the code of today may refuse a setting of the capture
-            return None
-    return _observe_exact(yardstick, candidate.plan.batches, expectation.signature)
-
-
-def _observe_reference(
-    model: str,
-    candidate: Candidate,
-    expectation: Expectation,
-    sketches: Mapping[str, Sequence[Any]],
-    *,
-    is_own: bool,
-) -> Reference:
-    """Run the yardstick; where it moves or the run is over a limit, also what tells the cause.
-
-    sketches: of the observed run, which is the candidate's if `is_own`; empty for a run within the limits.
-    """
-    batches, signature = candidate.plan.batches, expectation.signature
-    yardstick = _open_yardstick(model, candidate)
-    tokens, top_ids = _tokens_of(signature)
-    exactly, _ = run_rows(yardstick, batches, tokens)
-    dtype, exact = yardstick.loaded.dtype, distributions_of(exactly, top_ids)
-    reference = Reference(yardstick=exact, yardstick_dtype=dtype)
-    if not (sketches or has_moved(signature, exact, dtype)):
-        return reference
-    exact_layers = sketch_layers(yardstick, batches, tokens)
-    update: dict[str, Any] = {
-        "exact_layers": pool_sketches(exact_layers),
-        "restored": _observe_restored(model, candidate, expectation),
-    }
-    if sketches:
-        actual = {name: [torch.from_numpy(call) for call in of] for name, of in sketches.items()}
-        update["layers"] = layer_errors(exact_layers, actual)
-        update["on_host"] = captured_on_host(model, candidate, signature, is_host=is_own)
-    return reference.model_copy(update=update)

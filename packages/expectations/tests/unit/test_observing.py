@@ -15,7 +15,7 @@ from assay.models import RECIPES
 from assay.models.config_files import record_settings
 from assay.runs import SilentProgress
 from assay_expectations.explaining import exact_change
-from assay_expectations.observing import machine_of, observe_all, observe_references
+from assay_expectations.observing import machine_of, observe_all
 from assay_expectations.projections import NUM_PROJECTIONS, project, sign_patterns
 from assay_expectations.records import (
     ReferenceRequest,
@@ -23,6 +23,7 @@ from assay_expectations.records import (
     read_expectation,
     write_expectation,
 )
+from assay_expectations.references import observe_references
 from assay_expectations.verdict import SHIPPED
 from packages.expectations.tests.unit.sample_expectations import expectation
 
