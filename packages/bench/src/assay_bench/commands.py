@@ -310,19 +310,13 @@ def tune(
     recipe: Annotated[str, Option("A recipe file, or the shipped recipe: micro.", "RECIPE.toml")],
     *,
     run: Annotated[str | None, Option("Device and dtype. Default: from the recipe.", "RUN")] = None,
-    output: Annotated[
-        Path | None,
-        Option(
-            "Default: runs/<time>-bench-tune. An interrupted run continues in its folder.",
-            "DIR",
-            group="Output",
-        ),
-    ] = None,
+    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
     """Train models on a known text, and check what they learned.
 
     Writes a Hugging Face folder, losses and a record for each model, permutation and seed.
+    An interrupted run continues with the same --output.
 
     Example: assay bench tune micro --output runs/tuned
 

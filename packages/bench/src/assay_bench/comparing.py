@@ -39,6 +39,7 @@ from assay_bench.results import (
     Item,
     Score,
     TaskResult,
+    clusters_of,
 )
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -513,7 +514,9 @@ def _column(
     changes = [sign * (now - was) for _, was, now in values]
     nats = score.kind == "nats per byte"
     found = Differences.of(
-        changes, _clusters(values), largest=1.0 if score.kind == "yes-no" else None
+        changes,
+        clusters_of([item for item, *_ in values]),
+        largest=1.0 if score.kind == "yes-no" else None,
     )
     return _Column(
         name=name,
@@ -537,7 +540,9 @@ def _movement(
     The lower bound allows for the movements of all tasks (Bonferroni), which have half of the significance.
     """
     allowed = terms.movement or 0.0
-    squares = Differences.of([(now - was) ** 2 for _, was, now in values], _clusters(values))
+    squares = Differences.of(
+        [(now - was) ** 2 for _, was, now in values], clusters_of([item for item, *_ in values])
+    )
     tail = terms.significance / _NUM_SHARES / num_movements
     bounds = squares.lower_bound(tail), squares.upper_bound(terms.significance)
     low, high = (max(0.0, bound) ** 0.5 for bound in bounds)
@@ -642,12 +647,6 @@ def _needed(given: Differences, margin: float, terms: Terms) -> int | None:
     """Return None if an equally good candidate needs no more items: this one's difference is why."""
     needed = items_needed(given, margin, terms.significance, terms.power)
     return needed if needed > given.num_items else None
-
-
-def _clusters(values: _Values) -> list[str]:
-    """Name the cluster of each item; without clusters, its document, which other tasks may share."""
-    found = [item.cluster for item, *_ in values]
-    return [name for name in found if name] if all(found) else [item.key for item, *_ in values]
 
 
 def _num_clusters(values: _Values) -> int | None:

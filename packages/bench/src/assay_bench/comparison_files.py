@@ -227,8 +227,8 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         levels,
         Cause("non-finite") if wrong else None,
         model={"name": candidate.facts.get("model", candidate.name)},
-        reference={"run": base.name} | base.seeds,
-        candidate={"run": candidate.facts.get("run", candidate.name)} | candidate.seeds,
+        reference=base.side | {"run": base.name},
+        candidate=candidate.side,
         notes=[
             *comparison.notes,
             *(

@@ -504,10 +504,6 @@ _AGGREGATIONS = {
 _LOWER_IS_BETTER = {
     "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter",
 }  # fmt: skip
-_HIGHER_IS_BETTER = {
-    "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "likelihood", "f1", "mcc",
-    "bleu", "chrf", "chrf++",
-}  # fmt: skip
 # lm-eval 0.4.13, api/task.py, process_results: the metrics that each output_type has.
 METRICS: Mapping[str, tuple[str, ...]] = {
     "loglikelihood": ("acc", "perplexity"),
@@ -515,7 +511,11 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "multiple_choice": (
         "acc", "acc_bytes", "acc_mutual_info", "acc_norm", "brier_score", "exact_match", "f1", "likelihood", "mcc",
     ),
-    "generate_until": tuple(sorted(_LOWER_IS_BETTER | _HIGHER_IS_BETTER | {"acc_all", "bypass"})),
+    "generate_until": (
+        "acc", "acc_all", "acc_bytes", "acc_mutual_info", "acc_norm", "bits_per_byte", "bleu", "brier_score", "bypass",
+        "byte_perplexity", "chrf", "chrf++", "exact_match", "f1", "likelihood", "mcc", "perplexity", "ter",
+        "word_perplexity",
+    ),
 }  # fmt: skip
 _LIKELIHOODS: Mapping[str, Callable[[float, float], float]] = {
     "perplexity": lambda total, weight: math.exp(-total / weight),
@@ -558,7 +558,7 @@ def read_metrics(
         default = _AGGREGATIONS.get(name, "mean")
         aggregation = str(named.get(name, {}).get("aggregation", default))
         better = None if directions is None else directions.get(name)
-        if better is None and (directions is None or name in _LOWER_IS_BETTER | _HIGHER_IS_BETTER):
+        if better is None and (directions is None or name in METRICS["generate_until"]):
             better = name not in _LOWER_IS_BETTER
         value = stated.get(name)
         reason = "the results do not say if higher is better"

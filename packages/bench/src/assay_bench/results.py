@@ -222,9 +222,9 @@ class Evaluation:
     """Names of groups of tasks, with the names of their tasks."""
 
     @property
-    def seeds(self) -> dict[str, Any]:
-        """Return the seeds of documents, examples and generation as a fact; nothing if they are unknown."""
-        return {key: self.facts[key] for key in ("seeds",) if key in self.facts}
+    def side(self) -> dict[str, Any]:
+        """Return the facts of a verdict about this side."""
+        return {"run": self.facts.get("run", self.name), "seeds": self.facts.get("seeds", {})}
 
     def of_tasks(self, names: Collection[str]) -> "Evaluation":
         """Return the evaluation with only these tasks, also in its groups."""
@@ -289,7 +289,7 @@ def judge_scores(
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
         reference={"run": "a guess"},
-        candidate={"run": evaluation.facts.get("run", evaluation.name)} | evaluation.seeds,
+        candidate=evaluation.side,
         compared=sum(one.level.compared for one in levels.values() if one.level.verdict),
         compared_unit="items",
     )
@@ -381,8 +381,7 @@ def _judge_text(task: TaskResult) -> LevelResult:
     """Judge the log probability of text: random signs of the differences of items or clusters."""
     items, num_items = task.items, len(task.items)
     nats = [one.log_probability for one in items if one.log_probability is not None]
-    names = [one.cluster for one in items if one.cluster is not None]
-    clusters = names if len(names) == num_items else None
+    clusters = clusters_of(items)
     p = p_worse(Differences.of([one - _UNIFORM for one in nats], clusters))
     if p < SIGNIFICANCE:
         worse = f"worse than a guess of every byte, {_UNIFORM:.3f} nats"
@@ -406,6 +405,12 @@ def _judge_answers(task: TaskResult) -> LevelResult:
     share = max(Counter(item.target_hash for item in task.items).values()) / len(task.items)
     guess = f"the most frequent right answer, {share:.1%}"
     return _better_or_unjudged(guess, _p_of_right(task, share), task)
+
+
+def clusters_of(items: Sequence[Item]) -> list[str]:
+    """Name the cluster of each item; without clusters, its document, which other tasks may share."""
+    names = [one.cluster for one in items if one.cluster]
+    return names if len(names) == len(items) else [one.key for one in items]
 
 
 def _better_or_unjudged(guess: str, p: float, task: TaskResult) -> LevelResult:

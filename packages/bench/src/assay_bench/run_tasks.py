@@ -265,12 +265,14 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
 
 def _require_metrics(task: str, config: dict[str, Any]) -> None:
     """Raise UsageError for a metric that lm-eval would leave out without an error."""
-    kind, entries = str(config.get("output_type", "generate_until")), config.get("metric_list")
-    for entry in entries if isinstance(entries, list) and kind in METRICS else []:
-        name = entry.get("metric") if isinstance(entry, dict) else None
-        is_foreign = kind == "generate_until" and name is not None and entry.get("hf_evaluate")
-        if name is not None and name not in METRICS[kind] and not is_foreign:
-            raise make_task_error(task, suggest(f"metric of {kind}", str(name), METRICS[kind]))
+    kind, entries = config.get("output_type", "generate_until"), config.get("metric_list")
+    known = METRICS.get(kind, ()) if isinstance(kind, str) else ()
+    for entry in entries if known and isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or (kind == "generate_until" and entry.get("hf_evaluate")):
+            continue
+        name = entry.get("metric")
+        if isinstance(name, str) and name not in known:
+            raise make_task_error(task, suggest(f"metric of {kind}", name, known))
 
 
 def _parse(path: Path) -> dict[str, Any]:
