@@ -20,6 +20,7 @@ from unittest import mock
 import psutil
 
 from assay.launch import start_ahead
+from assay.progress import format_size
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
@@ -138,9 +139,6 @@ def _runs(process: psutil.Process) -> bool:
 
 _SAMPLE_SECONDS = 0.25
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_STEP = 1024.0
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
@@ -158,14 +156,6 @@ class MemoryUse:
         left = self.end_bytes - self.start_bytes
         kept = f", {format_size(left)} not released" if left > 0 else ""
         return f"peak {format_size(self.peak_bytes - self.start_bytes)}{kept}"
-
-
-def format_size(size_bytes: int) -> str:
-    """Format a size in the largest unit that gives at least one."""
-    size, unit = float(size_bytes), 0
-    while abs(size) >= _STEP and unit + 1 < len(_UNITS):
-        size, unit = size / _STEP, unit + 1
-    return f"{size:.{int(size != int(size))}f} {_UNITS[unit]}"
 
 
 def resident_bytes(processes: "Iterable[psutil.Process]") -> int:

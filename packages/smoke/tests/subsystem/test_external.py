@@ -403,7 +403,7 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
     ("fault", "change", "words"),
     [
         ("", ("launch = ", "lunch = "), "toy.toml: unknown key 'lunch'; did you mean launch?"),
-        ("", ("launch = [", "# ["), "toy.toml: the key `launch` is missing; expected: the command line"),
+        ("", ("launch = [", "# ["), "toy.toml: launch: it is missing; expected: the command line"),
         ("", (sys.executable, "tune"), "launch: the program 'tune' was not found: pip install toy"),
         ("", ("steps = 6", "steps = 6\ncards = 2"), "`cards` is 2, but this machine has 0 of `device` 'cpu'"),
         ("", ("steps = 6", "steps = 6\nports = [PORT]"), "port PORT of `ports` is taken"),

@@ -91,6 +91,10 @@ def describe_invalid(error: ValidationError, kind: type[BaseModel]) -> str:
     elif isinstance(last, int) and isinstance(first["input"], str | int | float):
         problem = f"{first['input']!r}: {problem}"
     else:
+        field = _record_at(kind, parents).model_fields.get(str(last))
+        is_told = first["type"] in ("literal_error", "value_error")  # it lists the values
+        if field is not None and field.description and not is_told:
+            problem += f"; expected: {field.description}"
         parents.append(last)
     place = _describe_place(parents)
     return f"{place}: {problem}" if place else problem

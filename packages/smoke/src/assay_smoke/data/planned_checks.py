@@ -3,6 +3,7 @@
 import multiprocessing
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,7 @@ from assay.errors import UsageError
 from assay.files import read_json_object
 from assay.models.config_files import load_config, load_tokenizer
 from assay.models.inspect.inspection import check_tokenizer
-from assay.models.sources import RemoteCode, fetch_config, resolve_model
+from assay.models.sources import RemoteCode, resolve_model, weightless_folder
 from assay.models.transformers_calls import quiet_transformers
 from assay.plugins import load_object
 from assay.runs import Progress
@@ -445,35 +446,27 @@ def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
     Raises: UsageError if there is none.
     """
     folder, config = Path(model).expanduser(), None
-    if not folder.is_dir() or (folder / "config.json").is_file():
-        source = resolve_model(model)
-        if source.kind == "micro":
-            raise UsageError(
-                f"{model} has no tokenizer: name a folder with one, or no MODEL for generated ones"
-            )
-        folder = source.folder or _download_tokenizer(source.reference)
-        config = load_config(folder, remote_code)
-    tokenizer = load_tokenizer(folder, remote_code)
+    with ExitStack() as stack:
+        if not folder.is_dir() or (folder / "config.json").is_file():
+            source = resolve_model(model)
+            if source.kind == "micro":
+                raise UsageError(
+                    f"{model} has no tokenizer: name a folder with one, or no MODEL for generated ones"
+                )
+            folder = stack.enter_context(weightless_folder(source, remote_code))
+            config = load_config(folder, remote_code)
+        tokenizer, eos_token_ids = load_tokenizer(folder, remote_code), _eos_ids(folder)
     if config is None:  # one whose vocabulary fits the tokenizer
         from transformers import PretrainedConfig
 
         config = PretrainedConfig()
         config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-    eos_token_ids = _eos_ids(folder)
     wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
     report = SubjectReport.promising(f"the tokenizer of {model}", (ONE_BOS,))
     report.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
     for note in notes:
         report.note(note)
     return ModelTokenizer(tokenizer, eos_token_ids, report)
-
-
-def _download_tokenizer(reference: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    fetch_config(reference)  # raises a clear error for a wrong name or an absent hub
-    patterns = ["*.json", "*.model", "*.txt", "*.jinja"]
-    return Path(snapshot_download(reference, allow_patterns=patterns, ignore_patterns=["*/*"]))
 
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from assay.judge.levels import (
     rows_of,
 )
 from assay.models.sources import local_folder, resolve_model
+from assay.progress import format_size
 from assay.runs import Progress
 from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.external.library import ExternalLibrary
@@ -41,7 +42,7 @@ from assay_smoke.external.runs import (
 )
 from assay_smoke.external.watched_run import Run, require_runnable
 from assay_smoke.judging import failed_checkpoint, failed_update, find_wrong_movement, write_verdict
-from assay_smoke.machine import FULL_DISK, MemoryUse, format_size
+from assay_smoke.machine import FULL_DISK, MemoryUse
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
 _LOGGED_RATE = 5e-4

@@ -9,13 +9,12 @@ import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, Strict, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from assay.errors import UsageError, suggest
-from assay.files import UnreadableFileError, describe_problem, read_toml
-from assay.foreign_text import one_line, shorten
+from assay.errors import UsageError
+from assay.files import UnreadableFileError, read_toml_record
 from assay.models.sources import resolve_model
 from assay.verdicts import Record
 
@@ -270,12 +269,7 @@ def read_library(path: Path) -> ExternalLibrary:
 
     Raises: UnreadableFileError with the wrong key and the expected value.
     """
-    data = read_toml(path)
-    try:
-        library = ExternalLibrary.model_validate(data)
-    except ValidationError as error:
-        # `UnreadableFileError.of` would cut the list of all keys.
-        raise UnreadableFileError(f"{path}: {one_line(_describe(error))}") from None
+    library = read_toml_record(ExternalLibrary, path)
     return library if library.name else library.model_copy(update={"name": path.stem})
 
 
@@ -310,35 +304,3 @@ def _require_known(words: list[str], known: frozenset[str], key: str) -> None:
     if unknown := sorted(named - known):
         there = ", ".join(f"{{{name}}}" for name in sorted(known))
         raise ValueError(f"`{key}` has the placeholder {{{unknown[0]}}}; there are: {there}")
-
-
-def _describe(error: ValidationError) -> str:
-    """Describe the first problem: its key, the error and the expected value."""
-    errors = error.errors()
-    # A misspelled key also makes the right key missing, but the misspelling says more.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    place, kind = [str(part) for part in first["loc"]], first["type"]
-    key, (table, expected) = shorten(".".join(place)), _find_field(place)
-    if kind == "extra_forbidden":
-        around = "".join(f"{part}." for part in place[:-1])
-        return suggest("key", key, [f"{around}{name}" for name in table.model_fields])
-    if kind == "missing":
-        return f"the key `{key}` is missing; expected: {expected}"
-    problem = describe_problem(first["msg"])
-    problem = problem[:1].lower() + problem[1:]
-    if kind == "value_error":
-        return f"{key}: {problem}" if key else problem
-    values = "" if kind == "literal_error" else f"; expected: {expected}"  # it lists the values
-    return f"`{key}` is {shorten(repr(first['input']))}: {problem}{values}"
-
-
-def _find_field(place: list[str]) -> tuple[Any, str]:
-    """Return the table of the last key in `place`, and the description of the last known key."""
-    model: Any = ExternalLibrary
-    description = "another value"
-    for name in place:
-        field = getattr(model, "model_fields", {}).get(name)
-        if field is None:
-            break
-        model, description = field.annotation, field.description or description
-    return model, description

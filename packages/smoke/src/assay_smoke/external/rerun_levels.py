@@ -125,10 +125,10 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
     rows = [
         Measurement(
             level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
-            actual=0.0 if is_same(actual, due) else abs(actual - due), expected=0.0,
-            ratio=0.0 if is_same(actual, due) else unequal, limit=limit,
+            actual=error, expected=0.0, ratio=unequal if error else 0.0, limit=limit,
         )
         for step, actual, due in _paired_losses(cycle, run)
+        for error in [0.0 if is_same(actual, due) else abs(actual - due)]
     ]  # fmt: skip
     ratios = [] if spread is None else [spread.losses, spread.ends]
     rows += [one.measurement(level, "end", phase="checkpoint", step=steps) for one in ratios]

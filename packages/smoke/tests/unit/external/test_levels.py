@@ -229,14 +229,14 @@ def test_a_library_that_uses_and_releases_its_device_passes() -> None:
 
 
 def test_a_library_that_never_uses_its_device_fails() -> None:
-    reason = "the runs used 3 MiB of acme: the library trains elsewhere"
+    reason = "the runs used 3.1 MB of acme: the library trains elsewhere"
     assert judge_uses("acme", (3, 0), (0, 0)) == (Outcome.FAIL, reason)
 
 
 def test_memory_that_is_not_released_fails() -> None:
     verdict, reason = judge_uses("acme", (400, 65))
     assert (verdict, reason) == (
-        Outcome.FAIL, "device memory of the run run: peak 400 MiB, 65 MiB not released",
+        Outcome.FAIL, "device memory of the run run: peak 419.4 MB, 68.2 MB not released",
     )  # fmt: skip
 
 

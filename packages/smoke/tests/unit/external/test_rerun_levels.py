@@ -116,6 +116,11 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     logged = [LoggedStep(step, value) for step, value in enumerate(losses)]
     run: Any = SimpleNamespace(first_step=2, values=losses, losses=logged)
     assert _first_other_loss(cycle, run) == reason
+    if losses[0] == 2.5:
+        cycle.library.ranks = 2
+        words = "or the ranks no longer hold the same weights, or share the random numbers of one)"
+        assert str(_first_other_loss(cycle, run)).endswith(words)
+        cycle.library.ranks = 1
     run.losses, cycle.uninterrupted.losses = (
         [LoggedStep(one.step, one.loss, learning_rate=0.1) for one in run_losses]
         for run_losses in (logged, whole)
