@@ -1,7 +1,6 @@
 """The `assay smoke` commands. Importing this module imports no torch."""
 
 import sys
-from collections.abc import Iterable
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -15,7 +14,6 @@ from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 if TYPE_CHECKING:
-    from assay_smoke.external.library import ExternalLibrary
     from assay_smoke.session.command import CaseResult
 
 
@@ -157,23 +155,15 @@ def plan(
         print_plan(planned)
 
 
-def _read_libraries(names: Iterable[str]) -> "list[ExternalLibrary]":
-    from assay_smoke.external.library import COMMAND, read_library
-
-    tomls = [Path(name.removeprefix(COMMAND)) for name in names if name.startswith(COMMAND)]
-    return [read_library(toml.expanduser()) for toml in tomls]
-
-
 def _require_cases(names: list[str] | None) -> list[str] | None:
     """Check names and the files of libraries as an option is parsed, so that `assay ci plan` does too."""
-    from assay_smoke.external.library import COMMAND, read_library, require_files
+    from assay_smoke.external.library import COMMAND, find_files, read_library, require_files
     from assay_smoke.matrix.rules import case_of
 
+    for toml in find_files(names or ()):
+        require_files(read_library(toml), toml)
     for name in names or ():
-        if name.startswith(COMMAND):
-            toml = Path(name.removeprefix(COMMAND)).expanduser()
-            require_files(read_library(toml), toml)
-        else:
+        if not name.startswith(COMMAND):
             case_of(name)
     return names
 
@@ -240,6 +230,7 @@ def run(  # noqa: PLR0913 - one for each option
     """
     from assay.recording.limits import parse_time
     from assay_smoke.external.levels import describe_unjudged
+    from assay_smoke.external.library import find_files, read_library
     from assay_smoke.session.command import (
         SessionOptions,
         describe_extent,
@@ -264,8 +255,8 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
-        if libraries := _read_libraries(options.names):
-            print_text(describe_unjudged(libraries))
+        if tomls := find_files(options.names):
+            print_text(describe_unjudged(map(read_library, tomls)))
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)
 

@@ -408,7 +408,7 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
         ("", ("steps = 6", "steps = 6\ncards = 2"), "`cards` is 2, but this machine has 0 of `device` 'cpu'"),
         ("", ("steps = 6", "steps = 6\nports = [PORT]"), "port PORT of `ports` is taken"),
         ("", ("0.0006, ", ""), "`learning_rates` has 5 numbers for 6 `steps`"),
-        ("", ("model.embed_tokens.*", "model.embed.*"), "`frozen`: no parameter matches 'model.embed.*'; did you mean model.embed_tokens.weight?"),
+        ("", ("model.embed_tokens.*", "model.embed.*"), "toy.toml: frozen: unknown parameter 'model.embed.*'; did you mean model.embed_tokens.weight?"),
         ("not installed", ("", ""), "needs the Python package 'no_such_library', which is absent: pip"),
         ("no losses", ("", ""), "the launch line logs no losses: no line of its output matches"),
         ("every second loss", ("", ""), "a loss is logged every 2 steps, but every step is needed"),

@@ -280,19 +280,15 @@ class _Collator:
                 key: value if isinstance(value, Tensor) else torch.as_tensor(value)
                 for key, value in dict(batch).items()
             }
-        for key in ("input_ids", "labels"):
-            if key not in tensors:
-                raise self.subject.returned(f"a batch without {key}", _WANTED)
-            if tensors[key].dim() != 2 or tensors[key].shape != tensors["input_ids"].shape:
-                raise self.subject.returned(
-                    f"{key} of the shape {list(tensors[key].shape)}", _WANTED
-                )
+        if absent := [key for key in ("input_ids", "labels") if key not in tensors]:
+            raise self.subject.returned(f"a batch without {absent[0]}", _WANTED)
         # A model may take a pack's mask in another shape.
-        for key in ("attention_mask", "position_ids") if self.padding else ("position_ids",):
-            if key in tensors and tensors[key].dim() != 2:
-                raise self.subject.returned(
-                    f"{key} of the shape {list(tensors[key].shape)}", "(B, T)"
-                )
+        by_position = tensors.keys() & (_SHOWN if self.padding else {"position_ids"})
+        for key in ("input_ids", "labels", *sorted(by_position)):
+            shape, is_own = tensors[key].shape, key in ("input_ids", "labels")
+            if len(shape) != 2 or (is_own and shape != tensors["input_ids"].shape):
+                wanted = _WANTED if is_own else "(B, T)"
+                raise self.subject.returned(f"{key} of the shape {list(shape)}", wanted)
         case += f", the {self.padding}" if self.padding else ""
         return Batch(self.tokenizer, expected, tensors, case, is_pack=not self.padding)
 

@@ -6,7 +6,7 @@ docs/smoke-commands.md lists every key.
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -262,6 +262,12 @@ class ExternalLibrary(Record):
         first, per_save = numbers or (self.save_every, self.save_every)
         saves = self.save_every * (number - first)
         return None if saves % per_save else self.save_every + saves // per_save
+
+
+def find_files(names: Iterable[str]) -> list[Path]:
+    """Return the files among names of cases and of files."""
+    files = (name.removeprefix(COMMAND) for name in names if name.startswith(COMMAND))
+    return [Path(file).expanduser() for file in files]
 
 
 def read_library(path: Path) -> ExternalLibrary:

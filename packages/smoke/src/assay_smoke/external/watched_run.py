@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -27,7 +26,7 @@ import psutil
 
 from assay.devices.base import Device
 from assay.devices.registry import open_device
-from assay.errors import AssayError, MachineError, UsageError, exit_in_words
+from assay.errors import AssayError, MachineError, UsageError, exit_in_words, suggest
 from assay.files import UnreadableFileError, parse_json, read_bytes, write_whole
 from assay.foreign_text import shorten
 from assay.launch.failures import describe_place, last_words, read_stack
@@ -66,9 +65,7 @@ def require_runnable(toml: Path, device_name: str | None = None) -> ExternalLibr
     names = [*load_outline(library.model).model.state_dict()] if library.frozen else []
     for pattern in library.frozen:
         if not fnmatch.filter(names, pattern):
-            near = get_close_matches(pattern, names, n=1, cutoff=0.4)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise UnreadableFileError(f"`frozen`: no parameter matches {pattern!r}{meant}")
+            raise UnreadableFileError.of(toml, f"frozen: {suggest('parameter', pattern, names)}")
     device = open_device(library.device)
     here = 0 if device.torch_device == "cpu" else device.count()
     if library.cards > here:

@@ -31,7 +31,7 @@ from assay.training.trainers.registry import require_trainer
 from assay.verdicts import SCHEMA, Outcome, Record, Verdict, overall_outcome
 from assay_smoke.cases.running import TRAINERS, CaseRun, is_deepspeed, prepare
 from assay_smoke.external.levels import run_external
-from assay_smoke.external.library import COMMAND
+from assay_smoke.external.library import COMMAND, find_files
 from assay_smoke.external.watched_run import require_runnable
 from assay_smoke.judging import write_verdict
 from assay_smoke.machine import failed_part
@@ -406,14 +406,14 @@ def _choose(
     options: SessionOptions, references: Path
 ) -> tuple[list[SessionItem], list[rules.Case], int]:
     """Return the items, their cases, and the number of possible pairs of values; 0 without a plan."""
-    commands = [name for name in options.names if name.startswith(COMMAND)]
+    tomls = find_files(options.names)
     cases = [rules.case_of(name) for name in options.names if not name.startswith(COMMAND)]
     for option, given in {
         "--trainer": options.trainer,
         "the dtype of --run": options.precision,
     }.items():
-        if given and commands:
-            own = f"{commands[0]}, which trains by its own launch line"
+        if given and tomls:
+            own = f"{COMMAND}{tomls[0]}, which trains by its own launch line"
             raise UsageError(f"{option} is for cases, not for {own}")
     num_pairs, device = 0, open_device(options.device)
     vendor = device.vendor.name
@@ -437,8 +437,7 @@ def _choose(
         case_item(case, options.device, references, options.trainer, options.timeout)
         for case in cases
     ]
-    for name in commands:
-        toml = Path(name.removeprefix(COMMAND)).expanduser()
+    for toml in tomls:
         external = external_item(toml, options.own_device)
         if matches(external.name):
             require_runnable(toml, options.own_device)
