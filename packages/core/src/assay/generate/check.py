@@ -91,6 +91,8 @@ def _require_readable(inputs: InputOptions) -> None:
     """Raise UsageError, before a model is loaded, for prompts and lengths that no model could take."""
     if inputs.prompts is not None:
         read_prompts(Path(inputs.prompts))
+    elif inputs.chat:
+        raise UsageError("--chat is for the texts of --prompts FILE.jsonl")
     if inputs.prompt_length:
         parse_lengths(inputs.prompt_length)
 
