@@ -82,7 +82,10 @@ class Change:
     moved: list[MovedToken]
     """The tokens that moved most, in descending order."""
     grown: list[GrownLayer]
-    """Modules with a larger error, in the order in which they end. The first one causes the change."""
+    """Modules with a larger error, in the order in which they end. The first one causes the change.
+
+    None if the exact outputs moved: other values round otherwise.
+    """
     content: list[str]
     """Differences in content."""
     environment: list[str]
@@ -175,7 +178,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         kind=kind,
         judged=judged,
         moved=_moved(old, new, judged),
-        grown=[] if coverage else list(find_grown(expected.layers, actual.layers)),
+        grown=[] if coverage or moves_exact else list(find_grown(expected.layers, actual.layers)),
         content=content,
         environment=environment,
         config=config,
@@ -495,9 +498,14 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
             yield f"| and {more} more | | |"
     elif change.coverage:
         yield from ("", "The modules are not compared, because they also read the later tokens.")
-    elif change.module is None and expected.layers and actual.layers:
+    elif change.moves_exact:
+        yield from (
+            "",
+            "The errors of the modules are not compared, because their exact values moved.",
+        )
+    elif expected.layers and actual.layers:
         yield from ("", "No module has a clearly larger error than before.")
-    elif change.module is None:
+    else:
         yield from ("", "One of the captures has no errors of modules.")
     for step in _steps_to_operation(expected, actual, change):
         purpose = f"{step.purpose[:1].upper()}{step.purpose[1:]}:"

@@ -127,6 +127,16 @@ def test_changed_exact_outputs_are_changed_code() -> None:
     assert verdict.location.module == ""
 
 
+def test_modules_that_round_moved_values_are_not_its_cause() -> None:
+    before = EXPECTED.model_copy(update={"layers": {"a": 0.1, "b": 0.1}})
+    now = with_yardstick(MOVED).model_copy(update={"layers": {"a": 0.1, "b": 0.3}})
+    verdict, _, change = judge_pair(before, now)
+    assert (change.kind, change.grown, verdict.location) == ("break", [], None)
+    text = change_as_markdown(before, now, change)
+    assert "are not compared, because their exact values moved" in text
+    assert "causes the change" not in text
+
+
 def test_older_captures_without_a_record_of_config_json_name_no_code() -> None:
     older = EXPECTED.model_copy(update={"config": {}})
     assert find_change(older, with_yardstick(MOVED)).answer.startswith(
