@@ -71,14 +71,14 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompts_that_no_model_could_take(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
-    refuse_inputs(tmp_path, InputOptions(prompts=str(path)), message)
+    assert_refused(tmp_path, InputOptions(prompts=str(path)), message)
 
 
 def test_chat_template_without_texts_of_the_user_is_refused(tmp_path: Path) -> None:
-    refuse_inputs(tmp_path, InputOptions(chat=True), "--chat is for the texts of --prompts FILE")
+    assert_refused(tmp_path, InputOptions(chat=True), "--chat is for the texts of --prompts FILE")
 
 
-def refuse_inputs(tmp_path: Path, inputs: InputOptions, message: str) -> None:
+def assert_refused(tmp_path: Path, inputs: InputOptions, message: str) -> None:
     spec = GoldenSpec(
         model="micro:llama",
         reference=REFERENCE,
