@@ -6,7 +6,6 @@ against that trace, which measures the noise. Then the yardstick is replayed aga
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from assay.dumps.readers.assay_trace import AssayReader
 from assay.hooks.caches import passed_on
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions, RowIndex
-from assay.hooks.suspension import ExactDouble
+from assay.hooks.suspension import exact_for
 from assay.hooks.tensors import Boundary
 from assay.judge.limits import Limits
 from assay.judge.replays import (
@@ -184,8 +183,11 @@ def _require_replayed(
 @torch.no_grad()
 def _run(what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler) -> None:
     tracer = ModuleTracer(handler)
-    exact = ExactDouble() if getattr(model, "dtype", None) is torch.float64 else nullcontext()
-    with exact, tracer.attached(model), subtask(what, len(passes), "passes") as task:
+    with (
+        exact_for(getattr(model, "dtype", None)),
+        tracer.attached(model),
+        subtask(what, len(passes), "passes") as task,
+    ):
         for request in _split_requests(passes):
             rows = [one.rows for one in request if one.rows is not None]
             positions = torch.cat([torch.tensor(one.positions) for one in rows], dim=1)

@@ -52,7 +52,7 @@ def compare_output(
 ) -> OutputRows:
     """Compare an output of all batches, row by row. Padding is left out.
 
-    Shapes: each pair alike, (B, T, ...) or (B, ...). An infinity that both hold is equal; any other is an
+    Shapes: each pair alike, (B, T, ...), (B, ...) or (B,). An infinity that both hold is equal; any other is an
     infinite error.
     """
     compare = _compare_tokens if _is_of_tokens(batches, expected) else _compare_texts
@@ -66,8 +66,11 @@ def compare_output(
 
 
 def _compare_texts(batch: Batch, actual: Tensor, expected: Tensor) -> OutputRows:
-    """Compare a row for each text, (B, ...). Rows of another number have no prompt."""
-    change_RC, size_RC = _change(actual.flatten(1), expected.flatten(1))
+    """Compare a row for each text, (B, ...) or (B,). Rows of another number have no prompt."""
+    actual, expected = (
+        value.flatten(1) if value.ndim > 1 else value[:, None] for value in (actual, expected)
+    )
+    change_RC, size_RC = _change(actual, expected)
     prompt_R = torch.tensor(batch.prompts)
     if len(prompt_R) != len(change_RC):
         prompt_R = torch.full((len(change_RC),), -1)

@@ -9,7 +9,7 @@ of a model with such states therefore fails, and every step is recorded.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from assay.generate.golden import LOGITS, batch_attachment
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
-from assay.hooks.suspension import ExactDouble
+from assay.hooks.suspension import exact_for
 from assay.hooks.tensors import Boundary, constants, iterate_tensors
 from assay.inputs import Batch
 from assay.judge.results import ReplayResults
@@ -87,10 +87,7 @@ class Side:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run model code as the device does; a float64 model in true double precision."""
-        with ExitStack() as stack:
-            stack.enter_context(self.device.execution())
-            if self.loaded.dtype == "float64":
-                stack.enter_context(ExactDouble())
+        with self.device.execution(), exact_for(getattr(torch, self.loaded.dtype)):
             yield
 
 

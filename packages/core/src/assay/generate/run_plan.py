@@ -24,6 +24,7 @@ from assay.estimates import (
 from assay.generate.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes import steps_of_texts
 from assay.generate.spec import GoldenSpec, InputOptions
+from assay.hooks.suspension import exact_for
 from assay.hooks.tensors import Boundary
 from assay.hooks.widening import is_widened_on_use
 from assay.inputs import (
@@ -44,7 +45,8 @@ from assay.runs import Progress
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     """Plan the batches that `options` ask for."""
     processing = find_processing(loaded)
-    limits = limits_of_generation(loaded, processing)
+    with exact_for(getattr(torch, loaded.dtype)):
+        limits = limits_of_generation(loaded, processing)
     prompts = None
     if options.chat and loaded.encode_chat is None:
         raise UsageError(f"--chat: {loaded.source.reference} has no chat template")

@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -96,19 +96,39 @@ class FunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if is_suspended() else self._call(func, args, kwargs)
 
 
-class ExactDouble(FunctionMode):
-    """Turns casts to float32 into casts to float64 while the yardstick runs.
+_DRAWING: tuple[Function, ...] = (torch.rand, torch.randn)
 
-    Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`.
+
+class ExactDouble(FunctionMode):
+    """Turns casts to float32 into casts to float64 while the yardstick runs, and makes float64 the default dtype.
+
+    Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`. Their
+    masks and buffers are made in the default dtype.
     """
 
     def __init__(self) -> None:
         super().__init__(self._call_without_casts)
+        self._default = torch.get_default_dtype()
+
+    def __enter__(self) -> Self:
+        """Begin to turn casts, and make float64 the default dtype."""
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the default dtype."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self._default)
 
     @staticmethod
     def _call_without_casts(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
         if func is Tensor.float:
             return args[0].double()
+        if func in _DRAWING and kwargs.get("dtype") is None:
+            # Of one state, another dtype draws other numbers.
+            return func(*args, **{**kwargs, "dtype": torch.float32}).double()
         for item in args:
             if item is torch.float32:
                 args = tuple(torch.float64 if one is torch.float32 else one for one in args)
@@ -116,3 +136,8 @@ class ExactDouble(FunctionMode):
         if kwargs.get("dtype") is torch.float32:
             kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)
+
+
+def exact_for(dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Return the context in which a model of `dtype` runs: `ExactDouble` for float64."""
+    return ExactDouble() if dtype is torch.float64 else nullcontext()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
+from assay.hooks.suspension import exact_for
 from assay.inputs import Batch, ModelLimits, draw_media, insert_media
 from assay.media import find_input_limits, find_processing, on_model
 from assay.models import LoadedModel
@@ -82,7 +83,7 @@ def plan_data(loaded: LoadedModel, options: TrainOptions) -> TrainingData:
 
     Raises: UsageError if the model takes no labels, or computes another loss from them than assay.
     """
-    with _evaluated(loaded.model):
+    with _evaluated(loaded.model), exact_for(getattr(torch, loaded.dtype)):
         limits = find_input_limits(loaded, find_processing(loaded))
         planner = _Planner(loaded, limits, options.seed)
         texts = planner.draw_texts(options)

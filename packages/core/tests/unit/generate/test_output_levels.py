@@ -55,8 +55,9 @@ def test_hidden_states_have_a_row_for_each_token_but_padding() -> None:
     assert rows.errors.relative().tolist() == pytest.approx([0, 0.5, *[0] * 8], abs=1e-6)
 
 
-def test_scores_of_texts_have_a_row_for_each_text() -> None:
-    expected = of_texts(0, 3)
+@pytest.mark.parametrize("rest", [(3,), ()])
+def test_scores_of_texts_have_a_row_for_each_text(rest: tuple[int, ...]) -> None:
+    expected = of_texts(0, *rest)
     actual = [value.clone() for value in expected]
     actual[1] *= 2
 

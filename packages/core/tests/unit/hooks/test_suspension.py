@@ -147,11 +147,33 @@ def test_integers_become_double() -> None:
         assert torch.arange(3).float().dtype is torch.float64
 
 
+def test_values_without_a_dtype_are_exact() -> None:
+    with ExactDouble():
+        least = torch.tensor(torch.finfo(torch.float64).min)
+        made = torch.zeros(2), torch.linspace(0, 1, 4), torch.full((2,), 0.1)
+
+    assert [one.dtype for one in (least, *made)] == [torch.float64] * 4
+    assert made[-1][0] == 0.1
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
+def test_random_numbers_are_those_of_float32(draw: Callable[[int], Tensor]) -> None:
+    torch.manual_seed(0)
+    expected = draw(3)
+
+    torch.manual_seed(0)
+    with ExactDouble():
+        drawn = draw(3)
+
+    assert torch.equal(drawn, expected.double())
+
+
 def test_casts_are_normal_afterwards() -> None:
     with ExactDouble():
         pass
 
     assert random(1).float().dtype is torch.float32
+    assert torch.zeros(1).dtype is torch.float32
 
 
 def test_rms_norm_of_a_hugging_face_model_is_exact() -> None:

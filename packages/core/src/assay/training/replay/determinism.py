@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from assay.devices.base import Device
-from assay.hooks.suspension import ExactDouble, is_suspended, suspended
+from assay.hooks.suspension import exact_for, is_suspended, suspended
 
 _dropout, _attention = functional.dropout, functional.scaled_dot_product_attention
 
@@ -143,8 +143,7 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(device.deterministic())
         stack.enter_context(comparable_dropout())
-        if dtype == "float64":
-            stack.enter_context(ExactDouble())
+        stack.enter_context(exact_for(getattr(torch, dtype)))
         yield
 
 
