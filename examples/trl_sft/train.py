@@ -6,6 +6,7 @@ smoke.toml beside it describes it to `assay smoke`; so do smoke-lora.toml and sm
 """
 
 import argparse
+import gc
 import pydoc_data.topics
 from pathlib import Path
 
@@ -86,7 +87,11 @@ def main() -> None:
         peft_config=lora if arguments.lora else None,
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from)
-    if distributed.is_initialized():  # otherwise a rank may abort at its end
+    if distributed.is_initialized():
+        # Otherwise gloo's threads may abort a rank at its end.
+        del trainer
+        gc.collect()
+        distributed.barrier()
         distributed.destroy_process_group()
 
 
