@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from assay.dtypes import float_format
+from assay.judge.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
 from assay.models.inspect.weights import all_tensors
 from assay.models.stored_tensors import same_bits
 from assay.models.tensor_sources import TensorSource, UnknownFormError, value_in_form
@@ -48,6 +50,27 @@ class WrongValue:
     """The index of the first element that is held, in the flattened tensor."""
     shape: tuple[int, ...] = ()
     num_different: int = 1
+    whole: tuple[Tensor, Tensor] | None = None
+    """The right tensor and the wrong one, if they have one shape."""
+
+    @property
+    def change(self) -> str:
+        """Describe which rows of a weight differ, and a simple change that explains it; "" without rows."""
+        if self.whole is None:
+            return ""
+        expected, actual = self.whole
+        is_of_rows = expected.ndim > 1 and expected.is_floating_point()
+        if not is_of_rows or expected.numel() > MOST_VALUES:
+            return ""
+        sides = actual.flatten(1).double(), expected.flatten(1).double()
+        names = (str(one.dtype).removeprefix("torch.") for one in self.whole)
+        unit = max(float_format(name).unit_roundoff for name in names)
+        proof = Proof(ROUNDOFFS * unit, unit)
+        rows = proof.find_different(*sides).tolist()
+        if not rows:
+            return ""
+        text = f"It differs in {len(rows):,} of {len(expected):,} rows, from row {rows[0]} to row {rows[-1]}."
+        return f"{text} {describe_values(*sides, proof, OF_WEIGHT)}".rstrip()
 
     @property
     def mistake(self) -> str | None:
@@ -98,7 +121,9 @@ def compare_values(
     first = max(0, int(wrong[0]) - _BEFORE)
     part = slice(first, first + _BEFORE + _AFTER)
     right, held = (one[part].clone() for one in (expected.reshape(-1), sides_flat[1]))
-    yield WrongValue(name, when, right, held, dtype, first, tuple(expected.shape), len(wrong))
+    shape, whole = tuple(expected.shape), (expected, actual)
+    whole_if_alike = whole if expected.shape == actual.shape else None
+    yield WrongValue(name, when, right, held, dtype, first, shape, len(wrong), whole_if_alike)
 
 
 def compare_states(
@@ -137,18 +162,23 @@ def compare_weights(
 
 def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | None:
     """Return the first value that belongs to `parameter`, else the first."""
-    values = list(found)
-    named = [one for one in values if parameter and parameter in one.name]
-    # Of moments, not the number of steps.
-    large = [one for one in named or values if math.prod(one.shape) > 1]
-    return next(iter(large or named or values), None)
+
+    def rank(one: WrongValue) -> tuple[bool, bool]:
+        # Of moments, not the number of steps.
+        return bool(parameter and parameter in one.name), math.prod(one.shape) > 1
+
+    return max(found, key=rank, default=None)
 
 
 def write(one: WrongValue, words: Words, verdict: Verdict, folder: Path) -> Path:
     """Write the four files into `folder`. Returns: reproduce.py."""
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {name: getattr(one, name) for name in one.__slots__}
-    fields |= words._asdict() | {"mistake": one.mistake, "there": describe_machine(verdict)}
+    fields |= words._asdict() | {
+        "mistake": one.mistake,
+        "change": one.change,
+        "there": describe_machine(verdict),
+    }
     if isinstance(one.expected, Tensor) and isinstance(one.actual, Tensor):
         tensors = {"bytes": one.expected.view(torch.uint8), "actual": one.actual}
         dtypes = (str(each).removeprefix("torch.") for each in (one.dtype, one.expected.dtype))

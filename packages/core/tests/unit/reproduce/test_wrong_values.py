@@ -70,6 +70,40 @@ def test_a_known_mistake_is_named(actual: Tensor | None, mistake: str | None) ->
     assert difference(actual, expected).mistake == mistake
 
 
+def with_rows(rows: slice, change: Callable[[Tensor], Tensor]) -> Tensor:
+    changed = RIGHT.clone()
+    changed[rows] = change(changed[rows])
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("actual", "change"),
+    [
+        (
+            RIGHT * 1.02,
+            "in 12 of 12 rows, from row 0 to row 11. It is 1.02 times the expected one.",
+        ),
+        (
+            with_rows(slice(3, 6), lambda rows: rows * 2),
+            "in 3 of 12 rows, from row 3 to row 5. It is 2.0 times the expected one in 3 of 12 rows.",
+        ),
+        (
+            with_rows(slice(2, 8, 5), lambda rows: rows.flip(0)),
+            "in 2 of 12 rows, from row 2 to row 7. Its rows 2 and 7 are swapped.",
+        ),
+        (with_rows(slice(4, 5), torch.square), "in 1 of 12 rows, from row 4 to row 4."),
+        (None, ""),
+    ],
+)
+def test_the_readme_names_rows_and_a_simple_change(
+    actual: Tensor | None, change: str, tmp_path: Path
+) -> None:
+    found = difference(actual)
+    assert found.change == (change and f"It differs {change}")
+    write(found, WORDS, VERDICT, tmp_path)
+    assert found.change in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("expected", "actual", "shown"),
     [

@@ -1,8 +1,6 @@
 """Simple changes of EXPECTED that explain a difference: a factor, another order, another module's values.
 
-A change is named only if it leaves no more than the noise of a difference beyond the noise.
-
-Shape legend: R rows of a weight, or tokens; C columns, or channels; K selected rows.
+Shape legend: R rows of a weight, or tokens; C columns, or channels.
 """
 
 import math
@@ -15,131 +13,22 @@ from torch import Tensor
 
 from assay.comparison.judging.judged_ports import JudgedPort, is_inside
 from assay.comparison.measured_dumps import MeasuredDumps
-from assay.comparison.measuring.pair_measurer import ROUNDOFFS, coarser_unit
+from assay.comparison.measuring.pair_measurer import coarser_unit
 from assay.comparison.pairing.port_series import BLOCK, Port, Series, SeriesPair
-from assay.judge.wording import format_number
+from assay.judge.value_changes import (
+    FEWEST,
+    MOST_VALUES,
+    NUM_SAMPLED,
+    OF_RESULT,
+    OF_WEIGHT,
+    ROUNDOFFS,
+    Proof,
+    describe_values,
+)
 from assay.verdicts import Location
 
-# Fewer rows or distinct values may agree by chance.
-_FEWEST = 8
-# Larger tensors are not described: float32 copies of both sides take 1 GB.
-_MOST_VALUES = 1 << 27
-# Rows that moved are searched by their distances in as many random directions.
-_NUM_DIRECTIONS = 64
-_MOST_MOVED, _ROWS_AT_ONCE = 1 << 14, 1 << 10
-# Values that show how many are distinct.
-_NUM_SAMPLED = 1 << 12
 # Inputs of inner modules that are compared with those of similar modules.
 _MOST_INPUTS = 16
-# Random directions of unrelated values reduce a difference of 8 values by a third once in 20,000 cases, and
-# to a tenth once in 10 million.
-_REDUCED, _LARGELY_REDUCED = 1 / 3, 1 / 10
-
-# Names of rows and columns.
-OF_WEIGHT, OF_RESULT = ("rows", "columns"), ("tokens", "channels")
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The condition under which a change explains a difference."""
-
-    noise: float
-    """Relative error within which two tensors are equal."""
-    unit_roundoff: float
-
-    def explains(self, actual: Tensor, changed: Tensor, expected: Tensor) -> bool:
-        """Return True if `actual` equals `changed` within noise, and not `expected`. Shapes: alike."""
-        size = float(changed.norm()) or float(expected.norm())
-        left, before = float((actual - changed).norm()), float((actual - expected).norm())
-        enough = max(ROUNDOFFS * self.unit_roundoff * size, _LARGELY_REDUCED * before)
-        return before > self.noise * size and left <= min(
-            self.noise * size, _REDUCED * before, enough
-        )
-
-    def find_different(self, actual: Tensor, expected: Tensor) -> Tensor:
-        """Return the numbers of the rows that differ by more than noise, (K,)."""
-        norms, errors = expected.norm(dim=1), (actual - expected).norm(dim=1)
-        different: Tensor = errors > self.noise * norms.clamp(min=norms.square().mean().sqrt())
-        return different.nonzero().flatten()
-
-
-def describe_values(actual: Tensor, expected: Tensor, proof: Proof, nouns: tuple[str, str]) -> str:
-    """Describe a factor, a transposition or another order that turns `expected` into `actual`.
-
-    Shapes: (R, C) both, float.
-    nouns: names of rows and columns; weights may be transposed.
-    Returns: a sentence; "" if none of them explains the difference.
-    """
-    if len(expected) < _FEWEST or not bool((actual + expected).isfinite().all()):
-        return ""
-    is_square = nouns == OF_WEIGHT and actual.shape[0] == actual.shape[1]
-    if is_square and proof.explains(actual, expected.T, expected):
-        return "It is the transpose of the expected one."
-    sides = (actual, expected), (actual.T, expected.T)
-    rows, columns = (proof.find_different(*one) for one in sides)
-    some_rows, some_columns = (
-        f"{len(one):,} of {size:,} {noun}"
-        for one, size, noun in zip((rows, columns), expected.shape, nouns, strict=True)
-    )
-    every = slice(None)
-    for of_rows, of_columns, place in (
-        (every, every, ""),
-        (rows, every, f" in {some_rows}"),
-        (every, columns, f" in {some_columns}"),
-        (rows, columns, f" in {some_rows} and {some_columns}"),
-    ):
-        part = [one[of_rows][:, of_columns] for one in (actual, expected)]
-        if (factor := _find_factor(part[0], part[1], proof)) is not None:
-            return f"It is {_describe_factor(factor)}{place}."
-    for noun, one in zip(nouns, sides, strict=True):
-        moved = _find_moved(*one, proof)
-        if len(moved) == 2 and noun != "tokens":
-            return f"Its {noun} {int(moved[0])} and {int(moved[1])} are swapped."
-        if len(moved):
-            return f"Its {noun} are in another order: {len(moved):,} of {len(one[0]):,} moved."
-    return ""
-
-
-def _find_factor(actual: Tensor, expected: Tensor, proof: Proof) -> float | None:
-    """Return the factor by which `actual` is a multiple of `expected`, (R, C); None if it is not."""
-    if int(expected.count_nonzero()) < _FEWEST:
-        return None
-    factor = float((actual * expected).sum() / expected.square().sum())
-    return factor if proof.explains(actual, factor * expected, expected) else None
-
-
-def _describe_factor(factor: float) -> str:
-    """Show a factor with two digits of its difference from 1.
-
-    >>> [_describe_factor(value) for value in (1.1, 1.00012, 0.0)]
-    ['1.1 times the expected one', '1.00012 times the expected one', 'zero']
-    """
-    change = abs(factor - 1)
-    digits = max(3, 2 - math.floor(math.log10(change))) if change else 3
-    return f"{format_number(factor, digits)} times the expected one" if factor else "zero"
-
-
-def _find_moved(actual: Tensor, expected: Tensor, proof: Proof) -> Tensor:
-    """Return the numbers of the rows that other rows of `expected` replace one to one, (K,); or none."""
-    moved = proof.find_different(actual, expected)
-    value, reference = actual[moved], expected[moved]
-    none = moved[:0]
-    is_narrow = actual.shape[1] < _FEWEST
-    if not 2 <= len(moved) <= _MOST_MOVED or (is_narrow and actual.shape[1] > 1):
-        return none
-    if len(reference.flatten()[:_NUM_SAMPLED].unique()) < _FEWEST:
-        return none
-    if is_narrow:
-        return moved if torch.equal(value.sort(0).values, reference.sort(0).values) else none
-    points = torch.stack([value, reference]).double()
-    if value.shape[1] > _NUM_DIRECTIONS:
-        seeded = torch.Generator().manual_seed(0)
-        points @= torch.randn(value.shape[1], _NUM_DIRECTIONS, generator=seeded).double()
-    order = torch.cat(
-        [torch.cdist(part, points[1]).argmin(1) for part in points[0].split(_ROWS_AT_ONCE)]
-    )
-    is_whole = len(order.unique()) == len(moved)
-    return moved if is_whole and proof.explains(value, reference[order], reference) else none
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +95,7 @@ def _read(dumps: MeasuredDumps, judged: JudgedPort, pair: SeriesPair) -> _Place 
         if (at is None or key[:2] == at) and (not by_step or key[1] == result.step)
     }
     sizes = [math.prod(one.shape or ()) for held in tensors.values() for one in held]
-    if not 0 < sum(sizes) <= _MOST_VALUES:
+    if not 0 < sum(sizes) <= MOST_VALUES:
         return None
     pair = replace(pair, expected=replace(pair.expected, tensors=tensors))
     values = [
@@ -217,7 +106,7 @@ def _read(dumps: MeasuredDumps, judged: JudgedPort, pair: SeriesPair) -> _Place 
     if len({expected.shape[1] for _, expected in values}) != 1:
         return None
     actual, expected = (torch.cat(side) for side in zip(*values, strict=True))
-    if not expected.is_floating_point() or len(expected) < _FEWEST:
+    if not expected.is_floating_point() or len(expected) < FEWEST:
         return None
     unit, noise = dumps.pairing.unit_roundoff, judged.expected_noise
     for one in judged.ratios:
@@ -236,7 +125,7 @@ def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPor
     origin: the located port, which may contain `judged`.
     """
     place, series_of = _open(dumps, judged), dumps.pairing.series_of[0]
-    if place is None or len(place.actual.flatten()[:_NUM_SAMPLED].unique()) < _FEWEST:
+    if place is None or len(place.actual.flatten()[:NUM_SAMPLED].unique()) < FEWEST:
         return ""
     port, found = place.pair.expected.port, list[Series]()
     for series in series_of.values():
@@ -267,8 +156,8 @@ def _may_hold(place: _Place, weight: Series) -> bool:
     stored = weight.first.read_intact()
     if stored is None or not stored.ndim:
         return False
-    rows = stored.reshape(-1, stored.shape[-1] if stored.ndim > 1 else 1)[:_FEWEST].float()
-    own = place.actual[:_FEWEST]
+    rows = stored.reshape(-1, stored.shape[-1] if stored.ndim > 1 else 1)[:FEWEST].float()
+    own = place.actual[:FEWEST]
     return rows.shape == own.shape and not len(place.proof.find_different(own, rows))
 
 

@@ -53,6 +53,7 @@ from assay.dumps.protocol import DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.row_positions import RowIndex
 from assay.judge.results import PortResult
+from assay.judge.value_changes import ROUNDOFFS
 from assay.launch import Rank, TimeLimits, World, call, outer_world_size
 from assay.launch.forked_pool import dump_mapped, load_mapped, map_forked
 from assay.metrics import NormSums, PairSums
@@ -580,12 +581,7 @@ def _count_bytes(pairs: Chunk) -> int:
     )
 
 
-# Without a noise run, the expected relative error is this many unit roundoffs, times the square root of
-# the number of blocks passed.
-ROUNDOFFS = 4.0
-
-
-# The same for gradients, which are sums over all tokens with terms that cancel. In a trained model of 4
+# As `ROUNDOFFS`, times the square root of the number of blocks passed, for gradients, which are sums over all tokens with terms that cancel. In a trained model of 4
 # blocks, a float32 step differs from float64 by up to 48 unit roundoffs per root of a block, in its k_proj.
 TRAINING_ROUNDOFFS = 64.0
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from assay.comparison.check import CompareOptions, compare_dumps
-from assay.comparison.judging.changes import OF_RESULT, OF_WEIGHT, Proof, describe_values
+from assay.judge.value_changes import OF_RESULT, OF_WEIGHT, Proof, describe_values
 from assay.runs import SilentProgress
 from packages.core.tests.unit.comparison.memory_dump import Values, make_dump
 
