@@ -39,7 +39,6 @@ from assay.replay.ports import (
     count_differences,
     find_trailing,
     in_form_of,
-    is_any_mask,
     is_attention_mask,
     is_mask_of_pairs_for_padding,
     is_padding_mask,
@@ -441,7 +440,7 @@ class Replayer:
             return actual
         expected = self._recorded(matched.call, port)
         result = self._result(active, port, actual)
-        if is_any_mask(port, expected):
+        if is_padding_mask(port, expected) or is_attention_mask(port, expected):
             return self._replace_mask(result, active, port, actual, expected)
         module, shape, value = active.call.site.module, expected.shape, actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
@@ -554,7 +553,8 @@ class Replayer:
     ) -> Tensor:
         """Compare and replace a mask of padding, except after the last token of a row.
 
-        Only attention in both directions reads that part. Its own mask shows an error there.
+        Only attention in both directions reads that part. Its own mask shows an error there. A right mask
+        stays, because its numbers may tell packed rows apart.
         """
         matched: _Matched = active.state
         own = actual.detach().cpu() != 0
@@ -563,14 +563,15 @@ class Replayer:
             return actual
         is_trailing = find_trailing(matched.rows, tuple(expected.shape))
         is_wrong = (own != (expected != 0)) & ~is_trailing
-        first = (-1, -1)
-        if matched.rows is not None and bool(is_wrong.any()):
-            row = int(is_wrong.any(-1).nonzero()[0])
-            first = matched.rows.prompts[row], -1
+        wrong_rows, first = is_wrong.any(-1).nonzero()[:, 0].tolist(), (-1, -1)
+        if wrong_rows and matched.rows is not None and matched.rows.num_rows == len(expected):
+            first = matched.rows.prompts[wrong_rows[0]], -1
         result.exact.add(int((~is_trailing).sum()), int(is_wrong.sum()), first)
-        replaced = torch.where(is_trailing, own, expected != 0)
-        injected = laid_out_as(replaced.to(actual.dtype).to(actual.device), actual.detach())
-        if torch.equal(replaced, expected != 0):
+        injected = actual
+        if wrong_rows:
+            own = torch.where(is_trailing, own, expected != 0)
+            injected = laid_out_as(own.to(actual.dtype).to(actual.device), actual.detach())
+        if torch.equal(own, expected != 0):
             self._root.injected.put(injected, self.trace.stored(matched.call, port).digest)
         return self.show_injected(active.call.site, port, injected)
 

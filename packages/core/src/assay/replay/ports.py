@@ -117,13 +117,17 @@ def is_unnamed_mask(value: Tensor) -> bool:
 
 
 def is_padding_mask(port: str, expected: Tensor) -> bool:
-    """Return True for a mask of padding keys, (B, S)."""
-    return _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
+    """Return True for a mask of padding keys, (B, S), of zeros and ones."""
+    return _is_of_keys(port, expected) and bool(((expected == 0) | (expected == 1)).all())
 
 
 def is_any_mask(port: str, expected: Tensor) -> bool:
-    """Return True for an attention mask, or a mask of padding keys, (B, S)."""
-    return is_padding_mask(port, expected) or is_attention_mask(port, expected)
+    """Return True for an attention mask, or a mask of padding keys, (B, S), also with numbers of packed rows."""
+    return _is_of_keys(port, expected) or is_attention_mask(port, expected)
+
+
+def _is_of_keys(port: str, expected: Tensor) -> bool:
+    return _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
 
 
 def find_trailing(rows: RowMap | None, shape: tuple[int, ...]) -> Tensor:

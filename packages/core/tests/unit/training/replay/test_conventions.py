@@ -277,6 +277,7 @@ def test_step_agrees_with_the_recorded_one(
         (1, lambda _: None, True),
         (1, torch.Tensor.bool, False),
         (1, torch.Tensor.float, False),
+        (1, lambda mask: mask * 3, False),  # numbers of packed rows
         (1, lambda mask: mask.float().fill_(1), True),
         (0, lambda mask: mask.index_fill(1, torch.tensor([2]), 0), True),
     ],
