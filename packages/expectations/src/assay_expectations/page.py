@@ -15,7 +15,7 @@ from assay.judge.wording import format_count
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
-from assay_expectations.records import Expectation, Machine
+from assay_expectations.records import Content, Expectation, Machine
 from assay_expectations.verdict import SHIPPED
 
 # unseen: captured, but without a verdict.
@@ -30,6 +30,7 @@ _STATES: tuple[State, ...] = ("fail", "stale", "missing", "unseen", "pass")
 
 _TIMEOUT_SECONDS = 20.0
 _NUM_FIELDS = 3
+_HASH_SHOWN = 8
 _FORMAT = ("--date=short", "--format=%ad%x00%an%x00%s")
 
 
@@ -60,11 +61,11 @@ class Cell:
     reason: str = ""
     """Why it was captured or approved."""
     approve: str = ""
-    """The command that approves it; "" for a shipped one."""
+    """The command that approves it; "" for a shipped one, or without a pass."""
     age_days: int | None = None
     seen: Sighting | None = None
-    num_patched: int = 0
-    """Runs with a setup function, which are left out because they judge another model."""
+    num_left_out: int = 0
+    """Runs with `--model` or a setup function, which judge another model."""
 
     @property
     def state(self) -> State:
@@ -79,24 +80,31 @@ def collect_cells(
 ) -> list[Cell]:
     """Make a cell for each pair of a model and a machine in the expectations, which are by file.
 
-    A file with a name of its own, as for other prompts, has a row of its own.
+    A file with a name of its own, or with other inputs, has a row of its own.
 
     runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
     Raises: UsageError if two belong to one cell.
     """
-    seen, patched = _sightings(runs, page.parent)
+    seen, left_out = _sightings(runs, page.parent)
     cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():
+        content = expectation.key.content
         row = expectation.model
         if file.stem != expectation.name:
             row += f" ({file.stem})"
+        elif content.settings.chat:
+            row += " (chat)"
+        other = cells.get((row, expectation.key.machine))
+        if other and other.file and not _has_inputs(expectations[other.file], content):
+            row += f" (inputs {content.prompts_hash[:_HASH_SHOWN]})"
         key = row, expectation.key.machine
         if key in cells:
             raise UsageError(
-                f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
+                f"{cells[key].file} and {file} are of one model, machine and inputs; delete the stale one"
             )
         captured = str(expectation.provenance.process.get("date", ""))
         place = file.stem, expectation.hash
+        sighting = seen.get(place)
         cells[key] = Cell(
             model=row,
             machine=expectation.key.machine,
@@ -105,7 +113,7 @@ def collect_cells(
             approved=expectation.provenance.approved_by or "",
             reason=expectation.provenance.reason or "",
             approve=""
-            if file.parent == SHIPPED
+            if file.parent == SHIPPED or sighting is None or sighting.state != "pass"
             else assay_command(
                 *("expect", "capture", expectation.model),
                 run=expectation.provenance.run,
@@ -113,8 +121,8 @@ def collect_cells(
                 approved_by="NAME",
             ),
             age_days=_days_since(captured, now),
-            seen=seen.get(place),
-            num_patched=patched[place],
+            seen=sighting,
+            num_left_out=left_out[place],
         )
     models, machines = (set(parts) for parts in zip(*cells, strict=True))
     return [
@@ -127,12 +135,12 @@ def collect_cells(
 def _sightings(
     runs: Path, page_folder: Path
 ) -> tuple[dict[tuple[str, str], Sighting], Counter[tuple[str, str]]]:
-    """Find the newest sighting of each expectation, and count its runs with a setup function.
+    """Find the newest sighting of each expectation, and count its runs of another model.
 
     Both are by the name of its file and its hash. At equal dates, a pass comes first.
     """
     seen = []
-    patched: Counter[tuple[str, str]] = Counter()
+    left_out: Counter[tuple[str, str]] = Counter()
     for file in runs.rglob(VERDICT_FILE):
         verdict = read_verdict(file.parent)
         date = str(verdict.environment.get("date", ""))
@@ -144,11 +152,16 @@ def _sightings(
                 state = "pass" if level.verdict is Outcome.PASS else failed
                 sighting = Sighting(state, date, level.reason or "", report)
                 place = Path(name).name.removesuffix(".json"), str(facts["expectation"])
-                if verdict.candidate.get("setup"):
-                    patched[place] += 1
+                if verdict.candidate.keys() & {"model", "setup"}:
+                    left_out[place] += 1
                 else:
                     seen.append((place, sighting))
-    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass"))), patched
+    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass"))), left_out
+
+
+def _has_inputs(expectation: Expectation, content: Content) -> bool:
+    then = expectation.key.content
+    return (then.settings, then.prompts_hash) == (content.settings, content.prompts_hash)
 
 
 def _days_since(date: str, now: datetime) -> int | None:
@@ -178,9 +191,9 @@ def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
 def describe_states(cells: Sequence[Cell]) -> str:
     """Count the cells of each state, and the runs that are left out, in one line."""
     states = ", ".join(f"{count} {state}" for state, count in _count_states(cells).items())
-    patched = sum(cell.num_patched for cell in cells)
-    left_out = f"; left out: {format_count(patched, 'verdict')} on a model with a setup function"
-    return states + (left_out if patched else "")
+    number = sum(cell.num_left_out for cell in cells)
+    left_out = f"; left out: {format_count(number, 'verdict')} on another model (--model or a setup function)"
+    return states + (left_out if number else "")
 
 
 def _count_states(cells: Sequence[Cell]) -> dict[State, int]:

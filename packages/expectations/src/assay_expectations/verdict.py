@@ -127,7 +127,8 @@ def judge_seen(
         next_steps=steps,
         model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
-        candidate={"run": run} | ({"setup": here.setup} if here.setup else {}),
+        candidate={"run": run}
+        | {name: one for name in ("setup", "model") if (one := getattr(here, name))},
         coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
         compared_unit="tokens",
         headline=_headline(results, here.machine.dtype),

@@ -294,7 +294,7 @@ def test_every_command_names_the_model_that_was_verified() -> None:
     for expected, one in ((EXPECTATION, wrong), (EXPECTATION, stale), (elsewhere(), wrong)):
         answer = here(one).model_copy(update={"model": "other"})
         verdict, _ = judge_seen(RUN, [expected], answer)
-        assert verdict.model == {"name": "other"}
+        assert (verdict.model, verdict.candidate["model"]) == ({"name": "other"}, "other")
         commands = [step.command for step in verdict.next_steps]
         assert commands
         assert all(" other " in command or "--model other" in command for command in commands)

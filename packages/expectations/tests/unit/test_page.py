@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,15 +32,20 @@ NOW = datetime(2026, 7, 11, 12, tzinfo=UTC)
 
 
 def captured(
-    folder: Path, model: str, dtype: str = "bfloat16", approved_by: str | None = "Ada"
+    folder: Path,
+    model: str,
+    dtype: str = "bfloat16",
+    approved_by: str | None = "Ada",
+    **content: object,
 ) -> Expectation:
     made = expectation()
     machine = made.key.machine.model_copy(update={"dtype": dtype})
+    key = {"machine": machine, "content": made.key.content.model_copy(update=content)}
     process = {"date": "2026-07-01T09:30:00+00:00"}
     whole = made.model_copy(
         update={
             "model": model,
-            "key": made.key.model_copy(update={"machine": machine}),
+            "key": made.key.model_copy(update=key),
             "provenance": made.provenance.model_copy(
                 update={"process": process, "approved_by": approved_by, "reason": "a new driver"}
             ),
@@ -54,15 +60,15 @@ def verdict_about(
     name: str,
     outcome: Outcome,
     file: str = "",
-    setup: str | None = None,
+    candidate: Mapping[str, str] | None = None,
     **details: object,
 ) -> None:
     folder = runs / name
     folder.mkdir(parents=True)
     level = Level(verdict=outcome, compared=4, expectation=one.hash, **details)
     levels = {file or one.name: level}
-    candidate = {"setup": setup} if setup else {}
-    write_verdict(Verdict(verdict=outcome, levels=levels, candidate=candidate, compared=4), folder)
+    made = Verdict(verdict=outcome, levels=levels, candidate=candidate or {}, compared=4)
+    write_verdict(made, folder)
 
 
 def set_date(file: Path, date: str) -> None:
@@ -116,17 +122,21 @@ def test_newest_verdict_of_the_current_capture_counts(tmp_path: Path) -> None:
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
 
 
-def test_runs_of_another_file_or_with_a_setup_function_do_not_count(tmp_path: Path) -> None:
-    one = captured(tmp_path / "kept", "one")
+def test_runs_of_another_file_or_model_do_not_count(tmp_path: Path) -> None:
+    one = captured(tmp_path / "kept", "one", approved_by=None)
     runs = tmp_path / "runs"
     verdict_about(one, runs, "copy", Outcome.FAIL, file="before", reason="9x")
-    verdict_about(one, runs, "patched", Outcome.FAIL, setup="p.py:setup", reason="9x")
+    for name, candidate in (("patched", {"setup": "p.py:setup"}), ("other", {"model": "other"})):
+        verdict_about(one, runs, name, Outcome.FAIL, candidate=candidate, reason="9x")
     cells = [*cells_of(tmp_path).values()]
     assert describe_states(cells) == (
-        "1 unseen; left out: 1 verdict on a model with a setup function"
+        "1 unseen; left out: 2 verdicts on another model (--model or a setup function)"
     )
     page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
-    assert "left out, because a setup function changed the model: 1 run<" in page
+    assert (
+        "left out, because they judge another model (--model or a setup function): 2 runs<" in page
+    )
+    assert "to approve it" not in page
 
     verdict_about(one, runs, "path", Outcome.PASS, file=f"/ci/kept/{one.name}.json")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
@@ -166,21 +176,37 @@ def test_a_broken_file_does_not_stop_the_page(
     assert not (tmp_path / "none.html").exists()
 
 
-def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:
+def test_two_files_of_equal_inputs_are_refused(tmp_path: Path) -> None:
     for folder in ("kept", "other"):
         captured(tmp_path / folder, "one")
     folders = [tmp_path / "kept", tmp_path / "other"]
-    with pytest.raises(UsageError, match="are of one model and machine"):
+    with pytest.raises(UsageError, match="are of one model, machine and inputs"):
         collect_cells(
             read_files(folders)[0], tmp_path / "runs", tmp_path / "page.html", datetime.now(UTC)
         )
+
+
+def test_files_of_other_inputs_have_their_own_rows(tmp_path: Path) -> None:
+    chat = expectation().key.content.settings.model_copy(update={"chat": True})
+    captured(tmp_path / "plain", "one")
+    captured(tmp_path / "chat", "one", settings=chat)
+    captured(tmp_path / "short", "one", prompts_hash="0123456789")
+    folders = [tmp_path / name for name in ("plain", "chat", "short")]
+    page = tmp_path / "page.html"
+    cells = collect_cells(read_files(folders)[0], tmp_path / "runs", page, NOW)
+    assert [cell.model for cell in cells] == ["one", "one (chat)", "one (inputs 01234567)"]
+    text = write_page(cells, "2026-07-11", page).read_text()
+    for cell in cells:
+        assert f'href="#{cell.file}"' in text
+        assert f'id="{cell.file}"' in text
 
 
 def test_page_shows_states_reasons_and_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = captured(tmp_path / "kept", "one<two")
-    captured(tmp_path / "kept", "one", "float32", None)
+    passed = captured(tmp_path / "kept", "one", "float32", None)
+    verdict_about(passed, tmp_path / "runs", "2", Outcome.PASS)
     verdict_about(one, tmp_path / "runs", "1", Outcome.FAIL, reason="logits-whole is 9x")
     git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
@@ -192,7 +218,10 @@ def test_page_shows_states_reasons_and_history(
     )
     page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
 
-    assert '<span class="fail">1 fail</span>, <span class="missing">2 missing</span>' in page
+    assert (
+        '<span class="fail">1 fail</span>, <span class="missing">2 missing</span>, <span class="pass">1 pass</span>'
+        in page
+    )
     assert 'href="runs/1/report.html"' in page
     assert "logits-whole is 9x" in page
     assert "<td>Ada</td><td>kept: after the new driver</td>" in page
