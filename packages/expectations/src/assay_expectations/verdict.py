@@ -241,11 +241,10 @@ def _judge_one(
     restore = step_to_verify(seen.file, run, here)
     facts: dict[str, Any] = {"expectation": expectation.hash}
     if seen.stale:
-        facts |= {"stale": True, "summary": _STALE}
-    if seen.stale or seen.observed is None:
-        facts["next"] = [restore, accept]
+        facts |= {"stale": True, "summary": _STALE, "next": [restore, accept]}
     if seen.observed is None:
-        return _judge_without_outputs(seen, facts)
+        elsewhere = step_to_verify(seen.file, run, here.model_copy(update={"model": "FOLDER"}))
+        return _judge_without_outputs(seen, facts, restore, elsewhere.command)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
     changed = [describe_environment(expectation, here), *seen.config]
@@ -277,19 +276,24 @@ def _judge_one(
     return result
 
 
-def _judge_without_outputs(seen: Seen, facts: Mapping[str, Any]) -> LevelResult:
-    """Judge a model that is absent or could not run. facts: of the level."""
+def _judge_without_outputs(
+    seen: Seen, facts: Mapping[str, Any], restore: NextStep, elsewhere: str
+) -> LevelResult:
+    """Judge a model that is absent or could not run.
+
+    facts: of the level. elsewhere: the command that loads the model from another folder.
+    """
     if seen.missing is not None:
-        restore, _ = facts["next"]
         pull = NextStep("fetch the file, then", "git lfs pull")
         is_pointer = pull.command in seen.missing
-        steps = [pull if is_pointer else restore, NextStep("or name another folder with --model")]
-        return not_compared(seen.missing, next=steps)
+        other = NextStep("or name the folder that holds the model now", elsewhere)
+        return not_compared(seen.missing, next=[pull if is_pointer else restore, other])
     if seen.stale:
         reason = "; ".join([*_describe_stale(seen), *filter(None, [seen.problem])])
         return failed(0, reason, "stale", **facts)
     reasons = [*filter(can_move_outputs, seen.config), seen.problem or "no outputs"]
-    return failed(0, "; ".join(reasons), **facts)
+    # A new capture would meet the same problem.
+    return failed(0, "; ".join(reasons), summary=_WITHOUT_MODEL, next=[restore], **facts)
 
 
 def _describe_stale(seen: Seen, elsewhere: str = "") -> list[str]:
@@ -301,6 +305,7 @@ def _describe_stale(seen: Seen, elsewhere: str = "") -> list[str]:
 
 
 _STALE = "is stale: its model or its inputs changed"
+_WITHOUT_MODEL = "cannot be verified: its model cannot be loaded or run"
 # What the answer adds to a stale expectation.
 _FAULTS: Mapping[Answer, str] = {
     "code": "the model's code changed",
