@@ -296,6 +296,24 @@ def packed_counting_on(_: Any) -> Collator:
     return _packing(restart=False)
 
 
+def packed_counting_from_one(_: Any) -> Collator:
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        batch["position_ids"] = batch["position_ids"] + 1
+        return batch
+
+    return collate
+
+
+def packed_cut_at_120(_: Any) -> Collator:
+    """Cut a pack at the largest length of a sample."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        return {name: values[:, :120] for name, values in _packing()(features).items()}
+
+    return collate
+
+
 def packed_without_positions(_: Any) -> Collator:
     return _packing(positions=False)
 

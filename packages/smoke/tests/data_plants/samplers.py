@@ -277,6 +277,29 @@ def _budgeted(plan: Any, order: Sequence[int]) -> list[list[int]]:
     return batches[plan.rank :: plan.num_ranks]
 
 
+def large_batches_dropped(plan: Any, resumed: Any) -> Epochs:
+    """Deal the batches with the fewest samples first, so that the surplus has the most."""
+
+    def deal(plan: Any, order: Sequence[int]) -> list[list[int]]:
+        batches = sorted(_fill(plan, order, plan.tokens_per_batch), key=len)
+        if not plan.drop_last:
+            return _budgeted(plan, order)
+        return batches[: len(batches) // plan.num_ranks * plan.num_ranks][
+            plan.rank :: plan.num_ranks
+        ]
+
+    return _run(plan, resumed, batches=deal)
+
+
+def two_rounds_dropped(plan: Any, resumed: Any) -> Epochs:
+    """Drop two more rounds than necessary with drop_last."""
+    return _run(
+        plan,
+        resumed,
+        batches=lambda plan, order: _budgeted(plan, order)[: -2 if plan.drop_last else None],
+    )
+
+
 def budget_by_rank(plan: Any, resumed: Any) -> Epochs:
     """Fill batches from each rank's own samples, so that their number differs."""
     return _run(

@@ -37,8 +37,9 @@ Lengths = tuple[int, ...]
 _WANTED = "a mapping with input_ids and labels, each a tensor (B, T)"
 
 # Ids that every model has. They are bytes in byte-level vocabularies. Letters come first, for display.
+# Collators often fill rows with 0.
 _LETTERS = (*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1))
-_IDS = tuple(dict.fromkeys((*_LETTERS, *range(256))))
+_IDS = tuple(dict.fromkeys((*_LETTERS, *range(1, 256))))
 
 
 def make_features(tokenizer: Tokenizer, lengths: Lengths, kind: FeatureKind) -> list[Feature]:
@@ -131,12 +132,6 @@ class Batch:
                 following += 1
         return found
 
-    @property
-    def first_position(self) -> int:
-        """Return the position id from which samples count: 0, or in packs that of the first whole sample."""
-        whole = (piece for piece in self.pieces if self.is_pack and not piece.offset)
-        return next((self.rows["position_ids"][one.row][one.start] for one in whole), 0)
-
     def fault_at(self, name: str, field: Field, row: int, at: int, reason: str) -> Fault:
         """Return the fault `reason` of the property `name`, shown around the position `at` of a row."""
         shown = show_tokens(
@@ -177,11 +172,9 @@ def right_values(batch: Batch, field: Field, at: int, piece: Piece | None) -> tu
     if piece is None:
         return (IGNORED,) if field == "labels" else ()
     if field == "position_ids":
-        begin = batch.first_position
         # The rest of a cut sample may count on or begin again.
-        if batch.rows[field][piece.row][piece.start] == begin + piece.offset:
-            begin += piece.offset
-        return (begin + at - piece.start,)
+        counts_on = batch.rows[field][piece.row][piece.start] == piece.offset
+        return (at - piece.start + (piece.offset if counts_on else 0),)
     label = piece.labels[at - piece.start]
     if at > piece.start:
         return (label,)
@@ -468,8 +461,9 @@ ISOLATED = "a packed sample computes what it computes alone"
 
 PACKING_PROPERTIES = (WHOLE, LABELS, SEAM, PACKED_POSITIONS, ISOLATED, UNCHANGED)
 
-# Smallest first. The only token of a sample of one token is a seam.
-PACKS: tuple[Lengths, ...] = ((3,), (3, 3), (2, 7), (5, 1, 4), (12, 2, 30, 9, 3))
+# Smallest first. The only token of a sample of one token is a seam. The last pack nearly uses up the
+# distinct ids.
+PACKS: tuple[Lengths, ...] = ((3,), (3, 3), (2, 7), (5, 1, 4), (12, 2, 30, 9, 3), (30, 100, 90))
 
 # Both run everywhere. Flash attention does not, and takes the same batch.
 ATTENTIONS = ("eager", "sdpa")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, product
-from math import prod
 from typing import Any
 
 from assay.devices.torch_backend import seed_generators
@@ -388,10 +387,17 @@ def _find_lost_or_repeated(
     unknown = sorted(ranks.keys() - set(range(plan.num_samples)))
     lost = [sample for sample, seen in ranks.items() if not seen]
     repeated = [sample for sample, seen in sorted(ranks.items()) if len(seen) > 1]
-    num_repeats = sum(len(ranks[sample]) - 1 for sample in repeated)
-    (excused_lost, excused_repeats), faults = _excused(plan, by_rank), []
-    if len(lost) > excused_lost:
-        allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
+    # A batch sampler counts in tokens, as its budget does.
+    budget, unit = plan.tokens_per_batch, "tokens" if plan.tokens_per_batch else "samples"
+    sizes = [min(length, budget) for length in plan.lengths] if budget else [1] * plan.num_samples
+    num_lost = sum(sizes[sample] for sample in lost)
+    num_repeats = sum(
+        sizes[sample] * (len(ranks[sample]) - 1) for sample in repeated if sample not in unknown
+    )
+    excused, faults = _count_excused(plan), []
+    excused_lost, excused_repeats = (excused, 0) if plan.drop_last else (0, excused)
+    if num_lost > excused_lost:
+        allowed = f"; drop_last may leave out {excused} {unit} here" if plan.drop_last else ""
         faults.append(f"{_name_samples(lost)} never seen{allowed}")
     if num_repeats > excused_repeats:
         first = f"sample {repeated[0]} by rank {_list_numbers(ranks[repeated[0]])}"
@@ -415,20 +421,16 @@ def _name_samples(samples: Sequence[int]) -> str:
     )
 
 
-def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
-    """Return how many samples may be lost and how many repeats are allowed to even out the ranks."""
+def _count_excused(plan: LoaderPlan) -> int:
+    """Return how many samples or, with a budget, tokens may be dropped or repeated to even out the ranks."""
     if plan.tokens_per_batch:
-        # At most one batch on each rank but one evens the ranks out.
-        largest = max((len(batch) for one in by_rank for batch in one), default=1)
-        uneven = (plan.num_ranks - 1) * max(largest, 1)
-        return (uneven, 0) if plan.drop_last else (0, uneven)
+        # Fewer whole batches than ranks. With drop_last, also an incomplete last batch.
+        return (plan.num_ranks - 1 + plan.drop_last) * plan.tokens_per_batch
+    whole = plan.num_ranks * plan.batch_size
     if plan.drop_last:
         # With an iterable dataset, each worker drops its own last batch.
-        whole = prod((plan.num_ranks, plan.batch_size, max(1, plan.num_workers)))
-    else:
-        whole = plan.num_ranks * plan.batch_size
-    excused = whole - 1 if plan.num_samples % whole else 0
-    return (excused, 0) if plan.drop_last else (0, excused)
+        whole *= max(1, plan.num_workers)
+    return whole - 1 if plan.num_samples % whole else 0
 
 
 def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Run]) -> Iterator[Fault]:

@@ -1,9 +1,7 @@
 """For all shapes, correct code has no finding, and a fault is found wherever it has an effect."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,18 +92,6 @@ def test_samples_of_any_lengths_are_packed_rightly(drawn: Any, kind: Any) -> Non
     report = collating.check_packing(Subject("right"), collator, [micro_tokenizer()], kind, [drawn])
     assert report.findings == []
     assert report.untried == []
-
-
-def test_positions_of_a_pack_count_from_that_of_its_first_whole_sample() -> None:
-    tokenizer: Any = SimpleNamespace(eos_token_id=9)
-    features: Any = [{"input_ids": [10, 11, 12]}, {"input_ids": [20, 21]}]
-    tensors = {
-        "input_ids": torch.tensor([[11, 12, 20, 21]]),  # the first sample lacks its first token
-        "position_ids": torch.tensor([[4, 5, 1, 2]]),
-    }
-    batch = partial(collating.Batch, tokenizer, features, tensors, "")
-    assert batch(is_pack=True).first_position == 1
-    assert batch().first_position == 0
 
 
 @given(lengths)

@@ -132,6 +132,8 @@ BUGS = [
         "axolotl-ai-cloud/axolotl/pull/3796"),
     Bug(packed, "packed_counting_on", collating.PACKED_POSITIONS, "sample 1 begin with 3 instead of 0",
         "huggingface/nanoVLM/pull/204"),
+    Bug(packed, "packed_counting_from_one", collating.PACKED_POSITIONS, "sample 0 begin with 1 instead of 0"),
+    Bug(packed, "packed_cut_at_120", collating.WHOLE, "token 90 of sample 1, "),
     Bug(packed, "packed_without_positions", collating.PACKED_POSITIONS, "the batch lacks position ids"),
     Bug(packed, "packed_without_positions", collating.ISOLATED, "the logits of sample 1 in the pack and alone differ"),
     Bug(packed, "packed_over_the_seam", collating.SEAM, "the first token of sample 1, has a label"),
@@ -173,6 +175,7 @@ BUGS = [
     Bug(budgeted, "budget_by_rank", sampling.EQUAL_STEPS, "steps: the first collective"),
     Bug(budgeted, "budget_overrun", sampling.BATCH_SIZE, "tokens"),
     Bug(budgeted, "budget_leftover_lost", sampling.ONCE, "never seen"),
+    Bug(budgeted, "two_rounds_dropped", sampling.ONCE, "drop_last may leave out 128 tokens here"),
     Bug(accumulated, "mean_of_means", accumulation.SAME_GRADIENT,
         "it is the mean of the micro-batches' own means",
         "huggingface/transformers/issues/24725"),
@@ -201,6 +204,7 @@ RIGHT = [
     (sampled, "right"),
     (sampled, "Stateful"),
     (budgeted, "right_budget"),
+    (budgeted, "large_batches_dropped"),
     (accumulated, "right"),
 ]
 
