@@ -326,6 +326,21 @@ class PairSums(PooledSums):
         return float((bias**2).mean().sqrt()), float((variance / n).mean().sqrt())
 
     @property
+    def repetition(self) -> float:
+        """Return the factor by which repeated rows increase the variance of a mean; 1 if all rows differ.
+
+        The first layer computes the same for each repeated token, with the same error. If m_i of N rows
+        repeat row i, the variance of their mean is that of a row times sum(m_i^2) / N^2. Rows with equal norms
+        of errors and values count as repeated.
+        """
+        rows = RowErrors.concatenate(self.rows)
+        norms_R2 = torch.stack([rows.error, rows.expected], dim=1)[rows.error > 0]
+        if not len(norms_R2):
+            return 1.0
+        counts = norms_R2.unique(dim=0, return_counts=True)[1].double()
+        return float(counts.square().sum() / counts.sum())
+
+    @property
     def has_channel_statistics(self) -> bool:
         """Return True if there are enough rows, and all calls had one width."""
         return self.channel_rows >= FEWEST_CHANNEL_ROWS and self._channels_hold_all

@@ -160,7 +160,8 @@ def bins_ratio(
     # A function may err in proportion to its value, and bins hold values of several times their mean.
     function = _function_bias(unit_roundoff) * max(1.0, actual.bin_spread())
     floor = max(shape, share.floor, BINS_FLOOR * unit_roundoff, function)
-    expected = max(noise_bias, chance, noise_chance, floor)
+    chance = max(chance, noise_chance) * math.sqrt(actual.repetition)
+    expected = max(noise_bias, chance, floor)
     beyond = actual.bin_bias_beyond_rounding(share.slope)
     of_noise = noise.bin_bias_beyond_rounding()
     if beyond is not None and of_noise is not None:

@@ -204,7 +204,8 @@ def test_slope_that_the_device_has_everywhere_is_taken_off() -> None:
 
 
 def test_error_of_another_shape_shows_in_the_bins() -> None:
-    expected = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64).repeat(512, 1)
+    different = 1 + 1e-6 * torch.arange(512, dtype=torch.float64)[:, None]
+    expected = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64) * different
     even = 0.001 * torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     noise = alternating(0.01, 512, columns=4)
 
@@ -215,6 +216,20 @@ def test_error_of_another_shape_shows_in_the_bins() -> None:
     assert ratio.actual == pytest.approx(0.001 / math.sqrt(5), rel=1e-3)
     # Chance: 0.01 over the root of 512 values a bin.
     assert ratio.expected == pytest.approx(0.01 / math.sqrt(5) / math.sqrt(512), rel=0.01)
+
+
+def test_repeated_rows_do_not_make_the_mean_of_a_bin_more_certain() -> None:
+    # As in the first layer, which computes the same for each repeated token.
+    seeded = torch.Generator().manual_seed(1)
+    expected, error = torch.randn(2, 16, 64, generator=seeded, dtype=torch.float64)
+    repeated = sums_of(1e-3 * error.repeat(64, 1), expected.repeat(64, 1))
+    bias, chance = repeated.bin_bias()
+
+    ratio = judged(bins_ratio, repeated, sums_of(0 * expected, expected), UNIT)
+
+    assert repeated.repetition == 64
+    assert bias > 4 * chance
+    assert ratio.value < 2
 
 
 def test_bins_have_a_floor_where_nothing_rounds() -> None:
