@@ -12,7 +12,7 @@ from assay.files import read_json_object
 from assay.judge.levels import conclude
 from assay.judge.loaded import judge_load
 from assay.launch import RemoteFunction, call
-from assay.models.inspect.report import LoadReport
+from assay.models.inspect.report import LoadReport, WeightDifference
 from assay.models.sources import RemoteCode
 from assay.runs import Progress
 from assay.runs.results import write_results
@@ -77,10 +77,18 @@ def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     """Load the requested model, and compare it with its files."""
     from assay.devices.registry import describe_run, open_run
     from assay.models.inspect.inspection import inspect_load
+    from assay.models.load import IncompleteWeightsError
 
     progress.number_phases(2)
-    loaded, run = _load(asked, progress)
+    run = _run_of(asked)
     device = open_run(run)
+    try:
+        loaded = _load(asked, run, progress)
+    except IncompleteWeightsError as error:
+        missing = [WeightDifference(name=one, problem="not-stored") for one in error.missing]
+        report = LoadReport(compared=len(missing), weights=missing, unused=error.unused)
+        name = {"name": asked.model}
+        return LoadAnswer(report=report, model=name, run=describe_run(device, run))
     with progress.step("comparing it with its files"):
         report = inspect_load(loaded, asked.remote_code).report
     return LoadAnswer(
@@ -98,16 +106,19 @@ def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     )
 
 
-def _load(asked: LoadRequest, progress: Progress) -> "tuple[LoadedModel, Run]":
-    from assay.devices.registry import open_run
-    from assay.models import load_model
+def _run_of(asked: LoadRequest) -> Run:
     from assay.models.load import stored_dtype
 
-    run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
-    device = open_run(run).torch_device
+    return parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
+
+
+def _load(asked: LoadRequest, run: Run, progress: Progress) -> "LoadedModel":
+    from assay.devices.registry import open_run
+    from assay.models import load_model
+
+    device, code = open_run(run).torch_device, asked.remote_code
     with progress.step(f"loading {asked.model} on {run}"):
-        code = asked.remote_code
-        return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code), run
+        return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code)
 
 
 def find_wrong_values(
@@ -125,7 +136,7 @@ def compare_loaded(asked: LoadRequest, progress: Progress) -> "list[WrongValue]"
     from assay.models.sources import local_folder
     from assay.reproduce.wrong_values import compare_values, compare_weights
 
-    loaded, _ = _load(asked, progress)
+    loaded = _load(asked, _run_of(asked), progress)
     inspection = inspect_load(loaded, asked.remote_code)
     report, made = inspection.report, {}
     if any(one.problem == "not-built" for one in report.weights):

@@ -192,7 +192,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         ),
         unmatched=replay.unmatched,
         headline=stored.level.reason if stored is not None and found is stored.cause else None,
-        **({} if found else _decide_numbers(results, origin)),
+        **({} if found else _decide_numbers(results, origin if has_failed else None)),
     )
     return Judgement(verdict, rows_of(results), replay.failed, origin, call, load)
 

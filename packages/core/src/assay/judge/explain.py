@@ -362,7 +362,8 @@ def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]
     ]
     if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
-    details.append(_describe_worst(evidence))
+    if not _must_be_zero(verdict.statistic):  # the worst row is that of other statistics
+        details.append(_describe_worst(evidence))
     if (token := verdict.first_bad_token) is not None:
         # The generated tokens may still all be right.
         place = f"prompt {token.prompt}, position {token.position} ({token.phase})"
@@ -476,7 +477,7 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
     if verdict.resolution is None or verdict.compared_unit:
         return None
     if not verdict.resolution:
-        return "resolution 0: every difference is seen"
+        return "resolution 0: values that must be equal are compared exactly"
     others, row = [], rows.deciding
     if verdict.verdict is not Outcome.FAIL:
         row = None

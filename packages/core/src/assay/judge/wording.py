@@ -329,11 +329,11 @@ def describe_port(port: str) -> str:
     """Name a port of the place just named, after a comma; "" for the result of a module.
 
     >>> [describe_port(port) for port in ("output", "cache.0.keys", "mlp.down_proj:input.input")]
-    ['', ', cache.0.keys,', ', in the input of mlp.down_proj,']
+    ['', ', cache.0.keys,', ', in what it passes to mlp.down_proj,']
     """
     module, _, name = port.rpartition(":")
     if module and name.startswith("input."):
-        return f", in the input of {one_line(module)},"
+        return f", in what it passes to {one_line(module)},"
     return "" if port in ("output", "output.0") else f", {one_line(port)},"
 
 

@@ -403,6 +403,19 @@ def _copy_exact(exact: DequantizedTensors, module: nn.Module) -> None:
                 held.data.copy_(value_in_form(source, held))
 
 
+class IncompleteWeightsError(UsageError):
+    """The files lack parameters of the model.
+
+    missing: their names.
+    unused: names of stored tensors that the model does not use.
+    """
+
+    def __init__(self, folder: Path, missing: list[str], unused: list[str]) -> None:
+        held = f", and hold {name_some(unused)}, which the model does not use" if unused else ""
+        super().__init__(f"{folder}: the weights lack {name_some(missing)}{held}")
+        self.missing, self.unused = missing, unused
+
+
 def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
     """Raise UsageError for parameters that transformers filled with random numbers."""
     mismatched = sorted(info["mismatched_keys"])
@@ -412,9 +425,8 @@ def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
             f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}"
             + (f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else "")
         )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
+    if missing := sorted(info["missing_keys"]):
+        raise IncompleteWeightsError(folder, missing, sorted(info["unexpected_keys"]))
 
 
 def widen(module: nn.Module, dtype: torch.dtype, largest: int = sys.maxsize) -> None:

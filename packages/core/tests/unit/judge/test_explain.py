@@ -444,7 +444,7 @@ def test_failure_says_the_reason_of_its_level_and_no_place_of_origin() -> None:
 @pytest.mark.parametrize(
     ("resolution", "words"),
     [
-        (0.0, "resolution 0: every difference is seen"),
+        (0.0, "resolution 0: values that must be equal are compared exactly"),
         (2.5, "resolution 2.5: at the place with the most noise, even zeros would agree"),
     ],
 )

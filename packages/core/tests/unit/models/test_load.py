@@ -15,10 +15,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from assay.errors import UsageError
+from assay.judge.loaded import judge_load
+from assay.load import LoadRequest, load_and_compare
 from assay.models import count_parameters, load, load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import add_biases_last
+from assay.runs import SilentProgress
 
 # Fixtures of conftest.py.
 EditTensors = Callable[[Mapping[str, torch.Tensor | None]], None]
@@ -146,6 +149,19 @@ def test_dtype_that_models_do_not_run_in_is_a_usage_error(options: dict[str, str
 def test_missing_tensor_is_named(llama_folder: Path, edit_tensors: EditTensors) -> None:
     edit_tensors({UP: None})
     assert_refused(llama_folder, f"{llama_folder}: the weights lack {UP}")
+
+
+def test_renamed_tensor_is_named_as_unused(llama_folder: Path, edit_tensors: EditTensors) -> None:
+    edit_tensors({UP: None, "model.renamed": torch.ones(1)})
+    held = "hold model.renamed, which the model does not use"
+    assert_refused(llama_folder, f"the weights lack {UP}, and {held}")
+    answer = load_and_compare(LoadRequest(model=str(llama_folder)), SilentProgress())
+    judged = judge_load([answer.report])
+    assert judged.result.is_failed
+    assert [one.reason for one in judged.loading] == [f"{UP} is loaded from no tensor of the files"]
+    assert judged.result.notes == [
+        "the files hold tensors that the model does not use: model.renamed"
+    ]
 
 
 def test_missing_head_is_refused_unless_it_is_tied(

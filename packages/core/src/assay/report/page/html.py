@@ -120,6 +120,7 @@ def _environment() -> Environment:
     environment.globals["over_limit"] = over_limit
     environment.filters["number"] = format_number
     environment.filters["unbroken"] = _keep_numbers_whole
+    environment.filters["with_code"] = _mark_code
     return environment
 
 
@@ -127,6 +128,12 @@ def _keep_numbers_whole(text: str) -> Markup:
     """Return HTML whose lines do not end after the minus of an exponent."""
     safe = str(escape(escape_controls(text)))
     return Markup(re.sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', safe))  # noqa: S704
+
+
+def _mark_code(text: str) -> Markup:
+    """Return HTML with the parts between backticks as code."""
+    safe = str(escape(escape_controls(text)))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))  # noqa: S704
 
 
 def _render(template: str | Template, **context: object) -> str:
