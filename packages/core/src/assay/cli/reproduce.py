@@ -86,7 +86,7 @@ def reproduce(
         raise UsageError(f"{run} cannot be reproduced: {why}, and {_BY_THE_LOADER}")
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     story = f"Found by assay: {describe_sides(verdict)}."
-    reasons = []
+    reasons: list[str] = []
     with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
         for number, location in enumerate(places):
             words = Words(f"{describe_location(location)} is wrong", story, check.device)
@@ -103,6 +103,8 @@ def reproduce(
             for attempt in attempts:
                 found = attempt(words, progress)
                 if not isinstance(found, str):
+                    if number:
+                        progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
                     print_text(f"python {found(verdict, folder)}")
                     return
                 reasons.append(f"{describe_place(location)}: {found}")

@@ -187,7 +187,10 @@ def _build_one(
     except RuntimeError as error:
         raise _NotReproducedError(f"the operations do not run again: {first_line(error)}") from None
     if not found:
-        raise _NotReproducedError("the operations give the right value when they run again")
+        raise _NotReproducedError(
+            "the operations give the right value when they run again; if the ratio is near its limit, check in"
+            " float32 first"
+        )
     # Another computation shows best in float32, and may hide in the noise of fewer values.
     wrong = {dtype: severity(one.measure(dtype, words.device)) for dtype in found}
     is_clear = wrong[found[0]] > _CLEAR or wrong[found[0]] >= wrong[found[-1]]
