@@ -472,6 +472,10 @@ def _must_be_zero(statistic: str | None) -> bool:
     return statistic in STATISTICS and STATISTICS[statistic].judged_by == "zero"
 
 
+# A resolution above it: half of the value may be lost unseen.
+_COARSE = 0.5
+
+
 def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
     """State the relative error above which the run sees all, and where; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
@@ -485,7 +489,8 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
             if math.isclose(coarsest.resolution, verdict.resolution):
                 row = coarsest
             else:
-                others.append(f"{level} {format_number(coarsest.resolution)}")
+                hardly = " (hardly checked)" if coarsest.resolution > _COARSE else ""
+                others.append(f"{level} {format_number(coarsest.resolution)}{hardly}")
     where = f" ({row.level}, at {one_line(row.module) or '(model)'})" if row else ""
     stated = ", ".join((f"{format_number(verdict.resolution)}{where}", *others))
     return f"resolution {stated}: {BLIND_PLACE if verdict.resolution >= 1 else SEEN}"
