@@ -108,5 +108,10 @@ def generator_by_worker(samples: Sequence[Any]) -> Sequence[Any]:
     return _Random(samples, lambda info: made.setdefault(info.id, np.random.default_rng(info.id)))
 
 
+def unseeded_generator(samples: Sequence[Any]) -> Sequence[Any]:
+    """Draw from the operating system, which no seed reaches."""
+    return _Random(samples, lambda _: np.random.default_rng())
+
+
 def fixed_items(samples: Sequence[Any]) -> Sequence[Any]:
     return [sample["input_ids"] for sample in samples]

@@ -89,6 +89,7 @@ def test_a_loader_without_workers_is_refused() -> None:
             [sampling.NEW_IN_WORKERS["item"], sampling.NEW_IN_EPOCHS["item"]],
         ),
         ("generator_by_worker", [sampling.NEW_IN_EPOCHS["item"]]),
+        ("unseeded_generator", [sampling.REPEATABLE_NUMBERS]),
     ],
 )
 def test_generators_that_a_data_set_holds_are_followed(name: str, breaks: list[str]) -> None:

@@ -37,7 +37,7 @@ LOADER_PROPERTIES = (*NEW_IN_WORKERS.values(), *NEW_IN_EPOCHS.values(), REPEATAB
 
 NEW_IN_WORKERS[ITEM] = "items of different workers differ by their random numbers"
 NEW_IN_EPOCHS[ITEM] = "items of different epochs differ by their random numbers"
-DATASET_PROPERTIES = (NEW_IN_WORKERS[ITEM], NEW_IN_EPOCHS[ITEM])
+DATASET_PROPERTIES = (NEW_IN_WORKERS[ITEM], NEW_IN_EPOCHS[ITEM], REPEATABLE_NUMBERS)
 
 _NUM_WORKERS = 2
 _NUM_EPOCHS = 2
@@ -123,24 +123,29 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
 def check_dataset(
     subject: Subject, make_dataset: MakeDataset, open_loader: OpenLoader
 ) -> SubjectReport:
-    """Load a dataset of equal samples, whose items differ only by random numbers."""
+    """Load a dataset of equal samples, whose items differ only by random numbers, twice from the same seeds."""
     report = SubjectReport.promising(subject.name, DATASET_PROPERTIES)
-    seed_generators(_SEED)
-    with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
-        # Long enough that equal maskings by chance are unlikely.
-        ids = list(range(ord("a"), ord("z") + 1)) * 3
-        mask = [1] * len(ids)
-        dataset = make_dataset(
-            [Feature(input_ids=[*ids], attention_mask=[*mask]) for _ in range(_NUM_ITEMS)]
-        )
-        if len(dataset) != _NUM_ITEMS:
-            raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
-        items = ComputedItems(len(dataset), partial(_label, dataset))
-        draws = _record(subject, open_loader, items, [ITEM])
+    # Long enough that equal maskings by chance are unlikely.
+    ids = list(range(ord("a"), ord("z") + 1)) * 3
+
+    def record() -> list[_Draw]:
+        seed_generators(_SEED)
+        samples = [
+            Feature(input_ids=[*ids], attention_mask=[1] * len(ids)) for _ in range(_NUM_ITEMS)
+        ]
+        with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
+            dataset = make_dataset(samples)
+            if len(dataset) != _NUM_ITEMS:
+                wanted = f"{_NUM_ITEMS} items, one per sample"
+                raise subject.returned(f"{len(dataset)} items", wanted)
+            items = ComputedItems(len(dataset), partial(_label, dataset))
+            return _record(subject, open_loader, items, [ITEM])
+
+    draws, again = record(), record()
     if len({draw.values[ITEM] for draw in draws}) == 1:
         equal = "equal items for equal samples: it draws no random numbers"
         raise subject.returned(equal, "a dataset whose items are random")
-    report.judge(DATASET_PROPERTIES, _find_equal(draws))
+    report.judge(DATASET_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
     return report
 
 
@@ -200,9 +205,10 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
             reason = f"the second run has no item {draw.item} in epoch {draw.epoch}"
             yield Fault(REPEATABLE_NUMBERS, reason)
             continue
-        for name in LIBRARIES:
-            if draw.values[name] != other.values[name]:
-                reason = f"two runs with equal seeds draw different numbers from {name}"
+        for name, value in draw.values.items():
+            if value != other.values[name]:
+                source = f"for {ITEM} {draw.item}" if name == ITEM else f"from {name}"
+                reason = f"two runs with equal seeds draw different numbers {source}"
                 yield Fault(REPEATABLE_NUMBERS, reason, (draw.show(name), other.show(name)))
 
 
