@@ -10,7 +10,8 @@ import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import with_options
-from assay.output.streams import print_text
+from assay.errors import UsageError
+from assay.output.streams import print_error, print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def data(  # noqa: PLR0913 - one for each option
 
     Example: assay smoke data --collator my_library/collate.py:PadAndMask
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be tried.
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, or your code raised one, 3 a property of a level
+    that ran was never tried.
     """
     from assay.launch import RemoteFunction, call
     from assay.models.sources import remote_code_of
@@ -114,7 +116,9 @@ def data(  # noqa: PLR0913 - one for each option
     print_data_verdict(verdict, open_console(sys.stderr if as_json else None), page)
     if as_json:
         print_text(format_verdict(verdict), end="")
-    raise typer.Exit(verdict.verdict.exit_code)
+    for error in answer.errors:
+        print_error(f"assay: {error}")
+    raise typer.Exit(UsageError.exit_code if answer.errors else verdict.verdict.exit_code)
 
 
 @with_options

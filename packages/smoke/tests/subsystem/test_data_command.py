@@ -88,6 +88,17 @@ def test_what_cannot_be_checked_exits_with_2_and_one_message(
     assert done.stdout == ""
 
 
+def test_an_error_of_one_subject_keeps_the_verdicts_of_the_others(tmp_path: Path) -> None:
+    raises = own("sampler", "samplers.py", "raises")
+    wrong = own("collator", "collators.py", "pad_id_masked")
+    done = smoke_data(*raises, *wrong, "--json", "--output", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    levels = json.loads(done.stdout)["levels"]
+    assert (levels["collator"]["verdict"], levels["sampler"]["verdict"]) == ("FAIL", "NOT_COMPARED")
+    assert "\nassay: " in done.stderr
+    assert "raised IndexError" in done.stderr[done.stderr.index("\nassay: ") :]
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys, assay_smoke.commands; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout

@@ -484,8 +484,8 @@ def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)  # more threads are slower on models of this size
     plan = ChecksPlan(request)
-    reports = []
     checks = plan.checks()
+    answer = DataAnswer(checks=[], left_out=plan.left_out, notes=plan.notes)
     with progress.task("checks properties", len(checks)) as task:
         for check in checks:
             with progress.step(f"{check.level}: {check.name}"):
@@ -493,12 +493,14 @@ def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
                     found = CheckReport(level=check.level, report=check.run())
                 except RaisedError as error:
                     if check.is_own:
-                        raise
+                        answer.errors.append(str(error))
                     nothing = SubjectReport(subject=check.name, cases={})
                     found = CheckReport(level=check.level, report=nothing, problem=str(error))
-            reports.append(found)
+            answer.checks.append(found)
             task.advance()
-    return DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
+    if len(answer.errors) == len(checks):
+        raise RaisedError("\n".join(answer.errors))
+    return answer
 
 
 @dataclass

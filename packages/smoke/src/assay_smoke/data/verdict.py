@@ -169,7 +169,7 @@ class PlannedCheck:
     name: str
     run: Callable[[], SubjectReport]
     is_own: bool = True
-    """True if the user gave the subject. Its exceptions then end the command."""
+    """True if the user gave the subject. Its exceptions are then errors of the command."""
 
 
 NOT_ASKED_FOR = "not asked for"
@@ -215,6 +215,8 @@ class DataAnswer(Record):
     checks: list[CheckReport]
     left_out: dict[DataLevel, str]
     notes: list[str] = Field(default_factory=list)
+    errors: list[str] = Field(default_factory=list)
+    """Exceptions and malformed results of the user's code."""
 
 
 _DIAGNOSES: dict[DataLevel, Diagnosis] = {
