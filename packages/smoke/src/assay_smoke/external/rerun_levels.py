@@ -333,9 +333,12 @@ _LOGGED_LOSS = (
     "the norm of the gradient agrees: the logged loss is not the mean over the rows of the step, but such as"
     " that of one {part}"
 )
-# What the norm of a gradient says if the loss agrees.
-_UNDIVIDED = "That is the quotient of the numbers of {parts}: their gradients are summed, and not divided by their number"
-_DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their gradients are divided by their number twice"
+# What a loss of the first step says, or the norm of a gradient if the loss agrees.
+_UNDIVIDED = (
+    "That is the quotient of the numbers of {parts}: their {values} are summed, and not divided by the number"
+    " of {parts}"
+)
+_DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their {values} are divided by their number twice"
 _NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3
@@ -396,7 +399,9 @@ class _Difference:
             cause = "one of them is not finite"
         elif port == "grad_norm":
             what, phase, factor = "norm of the gradient", "backward", other / (due or 1.0)
-            cause, diagnosis = self._explain_norm(factor, dtype)
+            cause, diagnosis = _NORM, "missing-reduction"
+            if words := self._explain_factor(factor, dtype, "gradients"):
+                cause, diagnosis = words, "loss-scale"
             cause = f"{factor:.4g} times as large there, although the loss agrees. {cause}"
         elif step == 1:
             agrees = any(
@@ -404,6 +409,9 @@ class _Difference:
             )
             part = "rank" if "ranks" in self.quotients else "micro-batch"
             phase, cause = "forward", (_LOGGED_LOSS if agrees else _FIRST).format(part=part)
+            factor = other / (due or 1.0)
+            if not agrees and (words := self._explain_factor(factor, dtype, "losses")):
+                cause, diagnosis = f"{factor:.4g} times as large there. {words}", "loss-scale"
         words = (
             f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
             f" Relative error {ratio.actual:.2g}, {limit}"
@@ -429,8 +437,8 @@ class _Difference:
             parts.insert(0, "reduction over ranks")
         return f"{_either(['accumulation', *parts])} depends on the split. A logged grad_norm would tell"
 
-    def _explain_norm(self, factor: float, dtype: str) -> tuple[str, Diagnosis]:
-        """Explain a norm that is `factor` times as large. Both runs may be the wrong one."""
+    def _explain_factor(self, factor: float, dtype: str, values: str) -> str:
+        """Explain `values` that are `factor` times as large, if numbers of parts do. Both runs may be the wrong one."""
         near = max(_NEAR, 2 * FORMATS[dtype].unit_roundoff)
         for words, inverse in ((_UNDIVIDED, 1), (_DIVIDED_TWICE, -1)):
             parts = [
@@ -439,8 +447,8 @@ class _Difference:
                 if quotient != 1 and abs(factor / quotient**inverse - 1) <= near
             ]
             if parts:
-                return words.format(parts=" or ".join(parts)), "loss-scale"
-        return _NORM, "missing-reduction"
+                return words.format(parts=" or ".join(parts), values=values)
+        return ""
 
 
 def _either(names: Sequence[str]) -> str:

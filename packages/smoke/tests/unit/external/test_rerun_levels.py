@@ -229,6 +229,25 @@ def test_a_later_loss_names_only_the_causes_that_the_log_leaves(
     assert f"the loss of step 1 agrees: {words}" in found[2]
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (16.0, "their losses are summed, and not divided by the number of micro-batches"),
+        (1.0, "their losses are divided by their number twice"),
+        (13.0, "the runs take other rows"),
+    ],
+)
+def test_a_first_loss_that_is_a_multiple_names_its_missing_division(
+    loss: float, words: str
+) -> None:
+    expected = [LoggedStep(1, 4.0, grad_norm=2.0)]
+    actual = [LoggedStep(1, loss, grad_norm=loss / 2)]
+    quotients = _compare_splits({"accumulation": 4}, {"accumulation": 1})
+    found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
+    assert found is not None
+    assert (found[:2], words in found[2]) == ((1, "forward"), True)
+
+
 NORMS_AGREE = {"grad_norm": 2.0, "learning_rate": 0.1}
 
 
