@@ -17,7 +17,7 @@ from assay.runs import Progress, provenance
 from assay.runs.results import write_results
 from assay.verdicts import NextStep, Verdict
 from assay.watchdog import temporary_folder
-from assay_expectations.changes import change_as_markdown, find_change, judge_pair
+from assay_expectations.changes import change_as_markdown, find_change, judge_pair, model_change
 from assay_expectations.explaining import may_hide_setup
 from assay_expectations.judging import (
     describe_worst,
@@ -115,8 +115,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
                 f" within the limits: {find_change(before, expectation).summary}. Nothing was written. To"
                 " replace it, add --reason TEXT, and --approved-by NAME to approve it again"
             )
-        elif answer := find_change(before, expectation).answer:
-            progress.note(answer)
+        elif difference := _describe_difference(before, expectation):
+            progress.note(difference)
         if (approved := before.provenance.approved_by) and not expectation.provenance.approved_by:
             progress.note(
                 f"the approval of {approved} is dropped, because the new capture differs. To approve it, repeat the"
@@ -125,6 +125,13 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     write_expectation(expectation, path)
     progress.note(f"{outcome}: {path}")
     return path
+
+
+def _describe_difference(before: Expectation, expectation: Expectation) -> str:
+    """Name what differs besides rounding; "" for nothing."""
+    change = find_change(before, expectation)
+    named = [*model_change(before, expectation), *change.content, change.answer]
+    return "; ".join(filter(None, named))
 
 
 def with_settings_of_earlier(
@@ -216,10 +223,12 @@ def _refuse_hidden_change(
     change = find_change(before, expectation)
     if change.kind != "noise":
         advice = " If the change is intended, add --reason TEXT"
-        if before.prompts != expectation.prompts:
+        renamed = model_change(before, expectation)
+        if renamed or before.prompts != expectation.prompts:
             advice += f". To keep both, use --output {path.with_name('NAME.json')}"
+        differences = "; ".join([change.summary, *renamed])
         raise UsageError(
-            f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written.{advice}"
+            f"{path} exists, and the new capture differs from it: {differences}. Nothing was written.{advice}"
         )
 
 

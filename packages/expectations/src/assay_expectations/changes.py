@@ -43,6 +43,7 @@ from assay_expectations.records import (
     Provenance,
     Signature,
     content_differences,
+    describe_lengths,
     has_same_inputs,
     machine_differences,
 )
@@ -140,16 +141,19 @@ class Change:
 def find_change(expected: Expectation, actual: Expectation) -> Change:
     """Compare the capture `actual` with the older capture `expected`."""
     contents = expected.key.content, actual.key.content
-    content = content_differences(*contents, (expected.prompts, actual.prompts))
+    changes = list_setting_changes(expected.config, actual.config)
+    built_in = describe_lengths(
+        expected.inputs, actual.inputs, contents[0].settings.num_prompts, changes
+    )
+    content = content_differences(*contents, (expected.prompts, actual.prompts), built_in)
     dtypes = expected.key.machine.dtype, actual.key.machine.dtype
     if dtypes[0] != dtypes[1]:
         content.append(f"dtype {dtypes[0]} → {dtypes[1]}")
     outputs = [", ".join(one.signature.outputs) or "logits" for one in (expected, actual)]
     if outputs[0] != outputs[1]:
         content.append(f"outputs {outputs[0]} → {outputs[1]}")
-    changes = list_setting_changes(expected.config, actual.config)
     config = [one for one in changes if can_move_outputs(one)]
-    environment = [one for one in changes if one not in config]
+    environment = [*model_change(expected, actual), *(one for one in changes if one not in config)]
     environment += _environment(expected, actual)
     part = None
     if outputs[0] == outputs[1] and has_same_inputs(*contents):
@@ -187,6 +191,11 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         coverage=coverage,
         moves_exact=moves_exact,
     )
+
+
+def model_change(expected: Expectation, actual: Expectation) -> list[str]:
+    """Return the change of the model's name; [] without one."""
+    return list_changes({"model": expected.model}, {"model": actual.model})
 
 
 def _exact_rounding(expected: Expectation, actual: Expectation) -> float:

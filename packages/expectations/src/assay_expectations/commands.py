@@ -68,7 +68,7 @@ def capture(  # noqa: PLR0913 - one for each option
     max_new_tokens: Annotated[
         int | None, Option("Tokens to generate for each prompt. Default: 16.", "N", minimum=1)
     ] = None,
-    chat: Annotated[bool, Option("Send prompts through the chat template.")] = False,
+    chat: Annotated[bool, Option("Send the texts of --prompts through the chat template.")] = False,
     seed: Annotated[
         int | None, Option("Seed of the prompts and their lengths. Default: 0.", "N")
     ] = None,

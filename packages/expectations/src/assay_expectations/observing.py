@@ -78,6 +78,7 @@ from assay_expectations.records import (
     VerifyRequest,
     Weight,
     content_differences,
+    describe_lengths,
     describe_prompts,
     has_same_inputs,
     missing_tokenizer_files,
@@ -524,9 +525,7 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         if options.prompts is None
         else [list(prompt.ids) for prompt in candidate.plan.prompts],
         chats=chats,
-        inputs=[]
-        if options.prompts is not None
-        else [list(row) for batch in candidate.plan.batches for row in batch.rows],
+        inputs=[] if options.prompts is not None else _inputs_of(candidate),
         provenance=Provenance(
             run=options.run,
             product=device.product(),
@@ -539,6 +538,10 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         ),
     )
     return Captured(expectation=expectation, on_host=on_host)
+
+
+def _inputs_of(candidate: Candidate) -> list[list[int]]:
+    return [list(row) for batch in candidate.plan.batches for row in batch.rows]
 
 
 def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
@@ -602,7 +605,11 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         lost = f"missing tokenizer files: {name_some(missing)}; " if missing else ""
         return Seen(file=file, problem=f"{lost}{error}", config=config)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
-    stale = content_differences(expected, candidate.key.content, (expectation.prompts, here))
+    built_in = describe_lengths(
+        expectation.inputs, _inputs_of(candidate), expected.settings.num_prompts, config
+    )
+    prompts_of = expectation.prompts, here
+    stale = content_differences(expected, candidate.key.content, prompts_of, built_in)
     unread, modules = _find_changed_weights(candidate, expected.weights)
     if unread:
         stale.append(f"the model does not read {name_some(unread)}")

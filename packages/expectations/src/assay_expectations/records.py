@@ -131,9 +131,15 @@ Prompts = Sequence[Sequence[int]]
 
 
 def content_differences(
-    expected: Content, actual: Content, prompts: tuple[Prompts, Prompts] = ((), ())
+    expected: Content,
+    actual: Content,
+    prompts: tuple[Prompts, Prompts] = ((), ()),
+    built_in: str = "",
 ) -> list[str]:
-    """List the differences in content, one line per kind. prompts: of both sides."""
+    """List the differences in content, one line per kind.
+
+    prompts: of both sides. built_in: words for other lengths of the built-in ones, from `describe_lengths`.
+    """
     found = weight_differences(expected.weights, actual.weights)
     if expected.tokenizer_hash != actual.tokenizer_hash:
         found += _tokenizer_differences(expected.tokenizer, actual.tokenizer)
@@ -144,7 +150,7 @@ def content_differences(
         different = describe_prompts(*prompts)
         if different or not settings:  # other settings choose or cut the same prompts
             whose = "the same prompts" if prompts[0] else "built-in prompts"
-            found.append(different or f"{whose} with other token ids or padding")
+            found.append(different or built_in or f"{whose} with other token ids or padding")
     return found + settings
 
 
@@ -187,6 +193,32 @@ def describe_prompts(expected: Prompts, actual: Prompts) -> str:
         f"different prompts: {len(different)} of {len(pairs)}{length}, the first is prompt"
         f" {different[0]} (counted from 0)"
     )
+
+
+# Keys of config.json that size the built-in prompts.
+_SIZES = re.compile(
+    r"config\.json: \S*(max_position_embeddings|max_seq_len|n_positions|sliding_window|layer_types)\b"
+)
+
+
+def describe_lengths(
+    expected: Prompts, actual: Prompts, num_prompts: int, config: Sequence[str]
+) -> str:
+    """Name the built-in prompts of other lengths, and the key that sizes them; "" without any, or without a record.
+
+    num_prompts: a long prompt follows these. config: changes of config.json.
+    """
+    if not (expected and actual):
+        return ""
+    pairs = enumerate(zip_longest(map(len, expected), map(len, actual), fillvalue=0))
+    different = ", ".join(
+        f"{f'prompt {number}' if number < num_prompts else 'long prompt'} {then:,} → {now:,} tokens"
+        for number, (then, now) in pairs
+        if then != now
+    )
+    keys = "; ".join(filter(_SIZES.match, config))
+    because = f", because of {keys}" if keys else ""
+    return different and f"built-in prompts of other lengths: {different}{because}"
 
 
 def has_same_inputs(expected: Content, actual: Content) -> bool:

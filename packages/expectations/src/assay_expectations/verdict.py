@@ -300,8 +300,9 @@ def _describe_stale(seen: Seen, elsewhere: str = "") -> list[str]:
     """Describe different content, with the changes of config.json that `elsewhere` does not name; [] for none."""
     if not seen.stale:
         return []
-    config = [one for one in seen.config if one not in elsewhere]
-    return [f"stale, different content: {'; '.join([*seen.stale, *config])}"]
+    stale = "; ".join(seen.stale)
+    config = [one for one in seen.config if one not in stale and one not in elsewhere]
+    return [f"stale, different content: {'; '.join([stale, *config])}"]
 
 
 _STALE = "is stale: its model or its inputs changed"

@@ -58,11 +58,12 @@ def answer(
     *errors: float,
     options: CaptureOptions = OPTIONS,
     on_host: Distributions | None = None,
+    **captured: object,
 ) -> None:
-    """Fake the processes: the first captures `signature`, later ones have `errors`."""
+    """Fake the processes: the first captures `signature`, later ones have `errors`. captured: other fields of it."""
     approval = {"approved_by": options.approved_by, "reason": options.reason}
     origin = PROVENANCE.model_copy(update=approval)
-    update = {"signature": signature, "provenance": origin}
+    update = {"signature": signature, "provenance": origin} | captured
     first = Captured(expectation=expectation().model_copy(update=update), on_host=on_host)
     answers: list[Captured | AllSeen] = [first]
     for error in errors:
@@ -277,6 +278,35 @@ def test_a_capture_says_what_became_of_the_file(
         capture_expectation(options, tmp_path, progress)
     (path,) = tmp_path.iterdir()
     assert notes == [f"written: {path}", f"unchanged: {path}", f"replaced: {path}"]
+
+
+def test_a_capture_says_that_it_replaces_another_model_or_other_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CaptureOptions(
+        model="micro:llama", run="cpu/bfloat16", num_captures=1, reason="shorter"
+    )
+    notes: list[str] = []
+    progress = SilentProgress()
+    monkeypatch.setattr(progress, "note", notes.append)
+    path, signature = tmp_path / "e.json", expectation().signature
+    content = CONTENT.model_copy(update={"prompts_hash": "p2"})
+    key = expectation().key.model_copy(update={"content": content})
+    for captured in ({}, {"model": "mut/llama"}, {"model": "mut/llama", "key": key}):
+        answer(monkeypatch, signature, options=options, **captured)
+        capture_expectation(options, path, progress)
+    replaced = f"replaced: {path}"
+    prompts = "built-in prompts with other token ids or padding"
+    assert notes[1:] == ["model micro:llama → mut/llama", replaced, prompts, replaced]
+
+    answer(monkeypatch, signature, model="org/other")
+    plain = options.model_copy(update={"reason": None})
+    with pytest.raises(UsageError) as raised:
+        capture_expectation(plain, path, SilentProgress())
+    assert str(raised.value).endswith(
+        f"model mut/llama → org/other. Nothing was written. If the change is intended, add --reason TEXT."
+        f" To keep both, use --output {tmp_path}/NAME.json"
+    )
 
 
 def test_an_equal_capture_keeps_the_approval(

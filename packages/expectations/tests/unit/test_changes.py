@@ -343,6 +343,28 @@ def test_different_prompts_are_counted_and_the_first_is_named() -> None:
         )
 
 
+def test_a_key_that_shortens_the_built_in_prompts_is_named_and_not_the_tokenizer() -> None:
+    key, inputs = "config.json: max_position_embeddings", [[7]] * CONTENT.settings.num_prompts
+    content = CONTENT.model_copy(update={"prompts_hash": "p2"})
+    before = EXPECTED.model_copy(update={"config": {key: 2048}, "inputs": [*inputs, [7] * 1040]})
+    now = EXPECTED.model_copy(
+        update={
+            "config": {key: 512},
+            "inputs": [*inputs, [7] * 508],
+            "key": Key(machine=MACHINE, content=content),
+        }
+    )
+    assert find_change(before, now).summary == (
+        "built-in prompts of other lengths: long prompt 1,040 → 508 tokens, because of config.json:"
+        " max_position_embeddings 2048 → 512"
+    )
+
+
+def test_another_name_of_the_model_is_a_change() -> None:
+    verdict, _, change = judge_pair(EXPECTED, EXPECTED.model_copy(update={"model": "mut/llama"}))
+    assert (change.kind, verdict.notes) == ("noise", ["model micro:llama → mut/llama"])
+
+
 def test_a_dropped_approval_is_a_change() -> None:
     approved = EXPECTED.provenance.model_copy(update={"approved_by": "Ada"})
     before = EXPECTED.model_copy(update={"provenance": approved})

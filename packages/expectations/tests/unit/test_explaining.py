@@ -386,6 +386,16 @@ def test_absent_model_is_no_failure() -> None:
     assert verdict.next_steps == [NextStep("fetch the file, then", "git lfs pull"), other]
 
 
+def test_a_key_that_made_the_file_stale_is_named_once() -> None:
+    change = "config.json: sliding_window 24 → 1040"
+    lengths = f"long prompt 1,040 → 1,056 tokens, because of {change}"
+    seen = Seen(file="e.json", stale=[lengths], config=[change])
+    verdict, _ = judge_seen(
+        RUN, [EXPECTATION], AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    )
+    assert verdict.levels["e"].reason == f"stale, different content: {lengths}"
+
+
 def test_settings_that_change_no_output_are_noted() -> None:
     change = "generation_config.json: temperature absent → 0.7"
     seen = Seen(file="e.json", observed=observed(distributions(off(NOISE))), config=[change])

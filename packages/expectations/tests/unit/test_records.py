@@ -11,6 +11,7 @@ from assay_expectations.records import (
     Expectation,
     Weight,
     content_differences,
+    describe_lengths,
     has_same_inputs,
     machine_differences,
     place_of,
@@ -139,6 +140,21 @@ def test_padding_is_no_part_of_prompts_that_both_files_know_without_it() -> None
     assert content_differences(CONTENT, other) == [OTHER_IDS]
     rows = one.model_copy(update={"unpadded_hash": "u2"})
     assert content_differences(one, rows) == [OTHER_IDS]
+
+
+def test_lengths_of_built_in_prompts_name_the_key_that_sizes_them() -> None:
+    then, now = ([[7] * size for size in sizes] for sizes in ((9, 5, 1040), (8, 5, 508)))
+    keys = ["config.json: rms_norm_eps 1e-06 → 1e-05", "config.json: sliding_window 24 → 1040"]
+    because = ", because of config.json: sliding_window 24 → 1040"
+    lengths = (
+        "built-in prompts of other lengths: prompt 0 9 → 8 tokens, long prompt 1,040 → 508 tokens"
+    )
+    assert describe_lengths(then, now, 2, keys) == lengths + because
+    assert describe_lengths(then, now, 2, keys[:1]) == lengths
+    assert describe_lengths(then, [[8] * len(row) for row in then], 2, keys) == ""
+    assert describe_lengths([], now, 2, keys) == ""  # older files have no record
+    other = CONTENT.model_copy(update={"prompts_hash": "p2"})
+    assert content_differences(CONTENT, other, built_in=lengths) == [lengths]
 
 
 @pytest.mark.parametrize(
