@@ -119,6 +119,24 @@ def all_learned(tokenizer: Any, messages: Messages, max_length: int | None) -> R
     return {"input_ids": ids, "labels": list(ids)}
 
 
+def other_ends_learned(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
+    """Label every end token."""
+    whole = right(tokenizer, messages, max_length)
+    pairs = zip(whole["input_ids"], whole["labels"], strict=True)
+    eos = tokenizer.eos_token_id
+    return whole | {"labels": [id_ if id_ == eos else label for id_, label in pairs]}
+
+
+def all_as_the_user(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
+    return right(tokenizer, [{**one, "role": "user"} for one in messages], max_length)
+
+
+def roles_swapped(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
+    other = {"user": "assistant", "assistant": "user"}
+    swapped = [{**one, "role": other.get(one["role"], one["role"])} for one in messages]
+    return right(tokenizer, swapped, max_length)
+
+
 def header_searched(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
     """Label from each assistant header to the next end, even in a user's text."""
     ids = right(tokenizer, messages, None)["input_ids"]

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import NamedTuple
 
 from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer, Truncation
 from assay_smoke.data.tokens import (
@@ -37,7 +38,7 @@ class Turn:
     tokens: tuple[int, ...]
     """Positions of the tokens that lie wholly in its content."""
     end: int | None
-    """Position of the first special token after its content."""
+    """Position of the first special token between its content and the next turn's."""
 
     @property
     def is_assistant(self) -> bool:
@@ -151,17 +152,20 @@ def _find_turns(
     for number in range(len(ends) - 2, -1, -1):
         ends[number] = min(ends[number], ends[number + 1])
     begins = [0, *ends[:-1]]
-    stop = 0
+    spans, stop = [], 0
     for message in messages:
         begin = text.find(message["content"], stop)
         if begin < 0:
-            return
+            break
         stop = begin + len(message["content"])
+        spans.append((begin, stop))
+    following = [*(begin for begin, _ in spans[1:]), len(text)]
+    for message, (begin, stop), limit in zip(messages, spans, following, strict=False):
         # A token that only completes the bytes of a character belongs to the previous character.
         tokens = tuple(
             at for at, end in enumerate(ends) if begin <= begins[at] and begin < end <= stop
         )
-        behind = (at for at, end in enumerate(ends) if end > stop and ids[at] in special)
+        behind = (at for at, end in enumerate(ends) if stop < end <= limit and ids[at] in special)
         yield Turn(message, tokens, next(behind, None))
 
 
@@ -178,12 +182,13 @@ def control_ids(tokenizer: Tokenizer) -> set[int]:
 
 ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
 TURNS = "every turn is in the text, in order"
+ROLES = "turns begin as those of their role"
 ENDED = "an assistant's turn ends with a special token"
 NO_PROMPT = "the text does not end with the prompt for generation"
 REPEATABLE = "a chat rendered twice is the same"
 CUT = "a chat that is too long is cut at one end, or dropped"
 
-CHAT_PROPERTIES = (ONE_BOS, TURNS, ENDED, NO_PROMPT, REPEATABLE, CUT)
+CHAT_PROPERTIES = (ONE_BOS, TURNS, ENDED, NO_PROMPT, REPEATABLE, ROLES, CUT)
 
 
 def check_chat(
@@ -203,14 +208,16 @@ def check_chat(
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
         whole = renderer.render(LONG)
-        text = "" if whole is None else _decode(tokenizer, whole[0])
-        prompt = _find_prompt(text) or generation_prompt(tokenizer, SHORT.messages[:1]).strip()
+        headers = _find_headers("" if whole is None else _decode(tokenizer, whole[0]))
+        own_prompt = generation_prompt(tokenizer, SHORT.messages[:1]).strip()
+        report.judge([ROLES], _find_swapped_roles(headers, own_prompt))
+        prompt = headers.prompt or own_prompt
         for chat in renderer.chats(report, chats):
             faults = [*_find_faults(chat, prompt)]
             if renderer.render(chat.conversation) != (chat.ids, chat.labels):
                 reason = "the second call returns different ids or labels"
                 faults.append(Fault(REPEATABLE, reason, (chat.case,)))
-            report.judge(CHAT_PROPERTIES[:-1], faults)
+            report.judge(CHAT_PROPERTIES[:-2], faults)
             for note in _find_notes(chat, eos_token_ids):
                 report.note(note)
         for cut in renderer.cuts():
@@ -222,10 +229,21 @@ def check_chat(
     return report
 
 
-def _find_prompt(text: str) -> str:
-    """Return what begins the assistant's turns of LONG and also follows the last one, or an empty string.
+class _Headers(NamedTuple):
+    """The text before turns of LONG."""
 
-    The end of a turn is no such prompt: another turn of the user follows it, too.
+    user: str
+    """Without the end of the assistant's turn before."""
+    assistant: str
+    """With the end of the user's turn before."""
+    prompt: str
+    """What begins the assistant's turns and also follows the last one; empty if nothing does."""
+
+
+def _find_headers(text: str) -> _Headers:
+    """Find the headers in the rendered LONG.
+
+    The end of a turn is no prompt: another turn of the user follows it, too.
     """
     between = []
     for message in LONG.messages:
@@ -234,8 +252,20 @@ def _find_prompt(text: str) -> str:
     _, before_assistant, before_user, _ = between
     pairs = zip(text, before_user, strict=False)
     num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    added = text[num_equal:].strip()
-    return added if before_assistant.rstrip().endswith(added) else ""
+    added, assistant = text[num_equal:].strip(), before_assistant.strip()
+    prompt = added if assistant.endswith(added) else ""
+    return _Headers(before_user[num_equal:].strip(), assistant, prompt)
+
+
+def _find_swapped_roles(headers: _Headers, own_prompt: str) -> Iterator[Fault]:
+    """Find turns under the header of the other role. own_prompt: that of the tokenizer's template."""
+    for role, begin, other in (
+        ("assistant", headers.assistant, headers.user),
+        ("user", headers.user, own_prompt),
+    ):
+        if other and begin.endswith(other):
+            reason = f"a turn of the {role} begins with {other!r}, as those of the other role"
+            yield Fault(ROLES, reason, (f"a chat with {len(LONG.messages)} turns: {LONG.name}",))
 
 
 def _find_faults(chat: Chat, prompt: str) -> Iterator[Fault]:
@@ -371,15 +401,16 @@ def _right_labels(report: SubjectReport, chat: Chat) -> dict[int, tuple[str, int
         for at in turn.tokens:
             name = ASSISTANT if turn.is_assistant else OTHERS
             right[at] = (name, chat.ids[at] if is_learned else IGNORED, turn)
-        if last is None or not turn.is_assistant:
+        if last is None:
             continue
-        if not is_learned:
+        if turn.is_assistant and not is_learned:
             report.note("only the assistant's last turn has labels")
         # The last turn shows which token is the end; `check_chat` judges whether there is one.
         end, shown = turn.end, last.end
         is_judged = has_labels or turn is not last
         if is_judged and end is not None and shown is not None and chat.ids[end] == chat.ids[shown]:
-            right[end] = (END, chat.ids[end] if is_learned else IGNORED, turn)
+            name = END if turn.is_assistant else OTHERS
+            right[end] = (name, chat.ids[end] if is_learned else IGNORED, turn)
     return right
 
 
@@ -387,6 +418,8 @@ def _describe_label(chat: Chat, turn: Turn, at: int) -> str:
     """Describe the wrong label at a position of a turn."""
     content, token = repr(turn.message["content"]), show_token(chat.tokenizer, chat.ids[at])
     num_learned = sum(chat.labels[at] != IGNORED for at in turn.tokens)
+    if at == turn.end and not turn.is_assistant:
+        return f"the end of the {turn.message['role']}'s turn {content}, {token}, has a label"
     if not turn.is_assistant:
         return f"{num_learned} tokens of the {turn.message['role']}'s turn {content} have labels"
     if at == turn.end and not num_learned:
