@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
-from assay.errors import MachineError, UsageError, name_some
+from assay.errors import MachineError, UsageError, assay_command, name_some
 from assay.files import UnreadableFileError
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
@@ -280,6 +280,16 @@ def open_candidate(
     """
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
+    try:
+        loaded.require_text_model()
+    except UsageError as error:
+        keep = assay_command(
+            "capture", model, run="cpu/float32", noise_for=run.dtype, output="golden"
+        )
+        check = assay_command("check", "generate", model, candidate=str(run), golden="golden")
+        raise UsageError(
+            f"{error}. To keep its outputs, and to verify them:\n  {keep}\n  {check}"
+        ) from None
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     plan = _plan(loaded, settings, prompts, chats)
     content = Content(
@@ -486,7 +496,7 @@ def _load(
         attention=None if settings.attention == "default" else settings.attention,
         rounded_to=rounded_to,
         config_folder=config_folder,
-    ).require_text_model()
+    )
 
 
 CONTAINER = "ASSAY_CONTAINER"

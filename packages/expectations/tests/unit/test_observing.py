@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
+from assay.errors import UsageError
 from assay.models import RECIPES
 from assay.models.config_files import record_settings
 from assay.runs import SilentProgress
 from assay_expectations.explaining import exact_change
-from assay_expectations.observing import machine_of, observe_all
+from assay_expectations.observing import machine_of, observe_all, open_candidate
 from assay_expectations.projections import NUM_PROJECTIONS, project, sign_patterns
 from assay_expectations.records import (
     ReferenceRequest,
+    Settings,
     VerifyRequest,
     read_expectation,
     write_expectation,
@@ -38,6 +41,20 @@ def splitmix64(number: int) -> int:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
     return mixed ^ mixed >> 31
+
+
+def test_refusal_of_an_encoder_decoder_names_the_commands_of_a_golden(tmp_path: Path) -> None:
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 8, "d_kv": 4, "d_ff": 8, "vocab_size": 300}
+    config = T5Config.from_dict(sizes | {"decoder_start_token_id": 0})
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        open_candidate(str(tmp_path), parse_run("cpu/bfloat16"), Settings())
+    assert str(raised.value).endswith(
+        "is an encoder-decoder; `assay check generate` and `assay check load` are for it. To keep its outputs, and to"
+        " verify them:\n"
+        f"  assay capture {tmp_path} --run cpu/float32 --noise-for bfloat16 --output golden\n"
+        f"  assay check generate {tmp_path} --candidate cpu/bfloat16 --golden golden"
+    )
 
 
 def test_signs_are_bits_of_splitmix64() -> None:
