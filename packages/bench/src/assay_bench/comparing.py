@@ -293,6 +293,8 @@ def _refusal(base: TaskResult, candidate: TaskResult | None, of_all: Sequence[st
     """Return why a task cannot be compared at all. of_all: differences that hold for all tasks."""
     if candidate is None:
         return "only the base has this task: the candidate is not compared with it"
+    if base.problem or candidate.problem:
+        return base.problem or candidate.problem
     found = [*of_all, *_differences_of(base, candidate)]
     if not found:
         return None

@@ -5,7 +5,6 @@ metric plus each item's jackknife influence.
 Source: Miller, Biometrika 61 (1974), 1-15.
 """
 
-import ast
 import glob
 import math
 import os
@@ -46,6 +45,13 @@ from assay_bench.results import (
     UnjudgedMetric,
     mean_of_known,
 )
+from assay_bench.right_options import (
+    Sample,
+    find_wrong_labels,
+    num_right,
+    right_options,
+    target_text,
+)
 
 # Keys of a task's configuration that decide what the model is asked and how its answer is read.
 _TASK_KEYS = (
@@ -70,8 +76,6 @@ GUESS = "assay_guess"
 
 # Lists the results of each task in the folder of `assay bench run`.
 MANIFEST = "evaluation.json"
-
-Sample = Mapping[str, Any]
 
 _MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
@@ -284,8 +288,11 @@ def _result_of_filter(
     metric = next((name for name, score in scores.items() if score.kind == "yes-no"), None)
     options: Sequence[int | None] | None = [0 if one else None for one in likelihoods]
     chance = None
+    problem = next(filter(None, map(inverted_metric, (directions or {}).get(name, {}).items())), "")
     if kind == "multiple_choice":
         options = right_options(samples, [one.continuations for one in requests], likelihoods)
+        if options is not None and not config.get("process_results"):
+            problem = find_wrong_labels(samples, options, likelihoods) or problem
         if metric is not None and metric.startswith("acc"):
             chance = fmean(num_right(samples[one]) / len(likelihoods[one]) for one, *_ in groups)
     if options is None or (any(likelihoods) and None in options):
@@ -326,6 +333,7 @@ def _result_of_filter(
         num_documents=None if num_documents is None else num_documents - num_repeats,
         num_repeats=num_repeats,
         num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
+        problem=problem,
     )
 
 
@@ -429,71 +437,6 @@ def _tasks_of_groups(
     return {name: members for name, members in found.items() if len(members) > 1}
 
 
-def right_options(
-    samples: Sequence[Sample],
-    continuations: Sequence[Sequence[str]],
-    likelihoods: Sequence[Sequence[float]],
-) -> list[int | None] | None:
-    """Return the index of the right option of each sample; None if the samples do not say which it is.
-
-    A reading of the targets counts if it explains `acc` of every sample, and no other reading does.
-    A sample has None if its target is not among the options.
-    """
-    best = [int(np.argmax(one)) for one in likelihoods]
-    explained: list[list[int | None]] = []
-    for reading in _readings(samples, continuations):
-        agrees = all(
-            sample.get("acc", option == choice) == (option == choice)
-            or not np.isfinite(values).all()
-            for sample, option, choice, values in zip(
-                samples, reading, best, likelihoods, strict=True
-            )
-        )
-        if agrees and reading not in explained and any(one is not None for one in reading):
-            explained.append(reading)
-    if explained:
-        return explained[0] if len(explained) == 1 else None
-    if any(len(set(options)) > 1 or len(options) != 2 for options in continuations):
-        return None
-    # Two contexts: the chosen one is right, or else the other one is.
-    rights = [sample.get("acc") for sample in samples]
-    pairs = zip(rights, best, strict=True)
-    return None if None in rights else [choice if right else 1 - choice for right, choice in pairs]
-
-
-def _readings(
-    samples: Sequence[Sample], continuations: Sequence[Sequence[str]]
-) -> Iterator[list[int | None]]:
-    for metric in ("mcc", "f1", "brier_score"):
-        stated = [sample.get(metric) for sample in samples]
-        golds = [one[0] if isinstance(one, list) and one else None for one in stated]
-        if all(type(gold) is int for gold in golds):
-            yield [gold if gold is not None and gold >= 0 else None for gold in golds]
-            return
-    pairs = list(zip(map(target_text, samples), continuations, strict=True))
-    yield [int(t) if t.isdecimal() and int(t) < len(options) else None for t, options in pairs]
-    if all(len(set(options)) > 1 for options in continuations):
-        stripped = [(t.strip(), [text.strip() for text in options]) for t, options in pairs]
-        yield [options.index(t) if t in options else None for t, options in stripped]
-
-
-def target_text(sample: Sample) -> str:
-    """Return the target as lm-eval's command line writes it."""
-    target = sample["target"]
-    return str(target[0] if isinstance(target, list) and len(target) == 1 else target)
-
-
-def num_right(sample: Sample) -> int:
-    """Return how many options are right: several if the target is a list of indices."""
-    text = target_text(sample)
-    if not (text.startswith("[") and text.endswith("]")):
-        return 1
-    try:
-        return max(1, len(ast.literal_eval(text)))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return 1
-
-
 # lm-eval 0.4.13, api/metrics.py: aggregations other than the mean, and the direction of its own metrics.
 _AGGREGATIONS = {
     "perplexity": "perplexity", "word_perplexity": "weighted_perplexity",
@@ -517,6 +460,20 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "word_perplexity",
     ),
 }  # fmt: skip
+_HIGHER_IS_BETTER = {*METRICS["generate_until"]} - _LOWER_IS_BETTER - {"bypass", "likelihood"}
+
+
+def inverted_metric(direction: tuple[object, object]) -> str:
+    """Describe a metric of lm-eval that a task turns around; return "" for any other.
+
+    direction: the metric and its `higher_is_better`.
+    """
+    name, better = direction
+    if better is not False or name not in _HIGHER_IS_BETTER:
+        return ""
+    return f"higher_is_better: false of {name} would judge a worse model as better; set it to true"
+
+
 _LIKELIHOODS: Mapping[str, Callable[[float, float], float]] = {
     "perplexity": lambda total, weight: math.exp(-total / weight),
     "weighted_perplexity": lambda total, weight: math.exp(-total / weight),

@@ -135,6 +135,8 @@ class TaskResult:
     """Documents that count as one item with another one, whose content or prompt they repeat."""
     num_nan_calls: int = 0
     """Calls of the model that gave NaN or infinity for the next token, if our process ran it."""
+    problem: str = ""
+    """Why the scores are wrong, whatever the model; "" for a sound task."""
 
     def all_scores(self) -> dict[str, Score]:
         """Return the scores, including log-probabilities if every item has one."""
@@ -341,6 +343,8 @@ def _non_finite(task: TaskResult) -> LevelResult | None:
 def _level(task: TaskResult) -> LevelResult:
     if not task.items:
         return not_compared("it has no items")
+    if task.problem:
+        return not_compared(task.problem)
     if task.chance is not None and task.chance < 1 and task.accuracy is not None:
         return _judge_choice(task, task.chance)
     if task.log_probability is not None:

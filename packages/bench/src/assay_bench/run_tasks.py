@@ -47,6 +47,7 @@ from assay_bench.comparing import SuiteTerms, Terms
 from assay_bench.lm_eval_files import (
     MANIFEST,
     METRICS,
+    inverted_metric,
     newest_results,
     read_manifest,
     write_manifest,
@@ -264,14 +265,16 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
 
 
 def _require_metrics(task: str, config: dict[str, Any]) -> None:
-    """Raise UsageError for a metric that lm-eval would leave out without an error."""
+    """Raise UsageError for a metric that lm-eval would leave out without an error, or turn around."""
     kind, entries = config.get("output_type", "generate_until"), config.get("metric_list")
     known = METRICS.get(kind, ()) if isinstance(kind, str) else ()
     for entry in entries if known and isinstance(entries, list) else []:
-        if not isinstance(entry, dict) or (kind == "generate_until" and entry.get("hf_evaluate")):
+        name = entry.get("metric") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
             continue
-        name = entry.get("metric")
-        if isinstance(name, str) and name not in known:
+        if problem := inverted_metric((name, entry.get("higher_is_better"))):
+            raise make_task_error(task, problem)
+        if name not in known and not (kind == "generate_until" and entry.get("hf_evaluate")):
             raise make_task_error(task, suggest(f"metric of {kind}", name, known))
 
 

@@ -6,11 +6,12 @@ lm-eval's class for transformers models gets the model, a byte tokenizer, and pr
 import logging
 import math
 import os
+import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from assay.models.sources import local_folder
 from assay.progress import subtask
 from assay.runs import Progress
 from assay_bench.lm_eval_files import GUESS
+from assay_bench.right_options import describe_wrong_labels
 from assay_bench.run_tasks import (
     BATCH_SIZE,
     DONE_FILE,
@@ -46,6 +48,7 @@ from assay_bench.run_tasks import (
 )
 
 if TYPE_CHECKING:
+    from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -138,7 +141,7 @@ def _run_task(
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with warnings.catch_warnings(), device.execution(), nan_calls_of(language_model.model) as wrong:
         warnings.simplefilter("ignore")  # libraries warn about each other
-        with _one_line_errors(task):
+        with _one_line_errors(task), checked_documents():
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
@@ -211,6 +214,64 @@ def nan_calls_of(model: torch.nn.Module) -> Iterator[list[None]]:
 
 
 @contextmanager
+def checked_documents() -> Iterator[None]:
+    """Make lm-eval check the documents of each task inside the context before it asks the model about them.
+
+    Raises: UsageError for documents that `find_document_problem` finds.
+    """
+    from lm_eval.api.task import ConfigurableTask
+
+    build = ConfigurableTask.build_all_requests
+
+    def check_and_build(task: "ConfigurableTask", **options: Any) -> None:  # noqa: ANN401 - lm-eval's
+        documents = task.doc_iterator(limit=options.get("limit"), samples=options.get("samples"))
+        if problem := find_document_problem(task, documents):
+            raise make_task_error(task.config.task, problem)
+        build(task, **options)
+
+    ConfigurableTask.build_all_requests = check_and_build
+    try:
+        yield
+    finally:
+        ConfigurableTask.build_all_requests = build
+
+
+_WORD = re.compile(r"[^\W\d]\w*")
+
+
+def find_document_problem(
+    task: "ConfigurableTask", documents: Iterable[tuple[int, Mapping[str, Any]]]
+) -> str:
+    """Name a word of the task that is not a field, or documents without a right answer among their choices.
+
+    Returns: "" for a sound task, and for documents whose fields lm-eval cannot read, which it reports.
+    """
+    config = task.config
+
+    def not_a_field(key: str) -> str:
+        word = getattr(config, key)
+        is_wrong = isinstance(word, str) and _WORD.fullmatch(word) and word not in task.features
+        fields = ", ".join(task.features)
+        return f"{key}: {word} is not a field of the documents ({fields})" if is_wrong else ""
+
+    if task.prompt is None and (problem := not_a_field("doc_to_text")):
+        return problem
+    if task.OUTPUT_TYPE != "multiple_choice" or config.process_results is not None:
+        return ""
+    wrong, num_documents = [], 0
+    for number, document in documents:
+        num_documents += 1
+        with suppress(Exception):
+            choices = task.doc_to_choice(document)
+            label = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
+            labels = label if isinstance(label, list) and task.multiple_target else [label]
+            allowed = choices if isinstance(label, str) else range(len(choices))
+            if not any(one in allowed for one in labels):
+                wrong.append((number, label, len(choices)))
+    return (wrong and not_a_field("doc_to_target")) or describe_wrong_labels(wrong, num_documents)
+
+
+@contextmanager
 def _one_line_errors(task: str) -> Iterator[None]:
     """Raise UsageError for a task that lm-eval cannot download, and name a document that it cannot use."""
     try:
@@ -234,6 +295,8 @@ def describe_failure(error: BaseException, task: str = "") -> str:
 
     task: the task, if it is known.
     """
+    if isinstance(error, AssayError):
+        return str(error)
     document, text = None, f"{type(error).__name__}: {first_line(error)}"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         names = frame.f_locals
@@ -246,6 +309,11 @@ def describe_failure(error: BaseException, task: str = "") -> str:
             document = names["doc_id"]
             owner = getattr(names.get("self", names.get("task")), "config", None)
             task = task or str(getattr(owner, "task", ""))
+        if isinstance(error, IndexError) and "test_choice" in names:
+            # A task of lm-eval looks up the first label when it is made.
+            owner = names["self"]
+            task = task or str(owner.config.task)
+            text = find_document_problem(owner, enumerate(owner.task_docs)) or text
     place = [f"task {task}"] if task else []
     place += [] if document is None else [f"document {document}"]
     return f"{', '.join(place)}: {text}" if place else text
@@ -323,7 +391,8 @@ def run_lm_eval() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     try:
-        cli_evaluate()
+        with checked_documents():
+            cli_evaluate()
     except Exception as error:
         write_whole(Path(os.environ[FAILURE_FILE]), describe_failure(error))
         raise

@@ -14,12 +14,11 @@ from assay.verdicts import Outcome
 from assay_bench.comparing import SuiteTerms, Terms, compare
 from assay_bench.lm_eval_files import (
     Manifest,
-    num_right,
     read_evaluation,
-    right_options,
     write_manifest,
 )
 from assay_bench.results import Evaluation, judge_scores
+from assay_bench.right_options import num_right, right_options
 
 STAMP = "2026-01-02T03-04-05.678901"
 KINDS = {
@@ -237,6 +236,43 @@ def test_number_of_all_documents_is_that_of_distinct_ones(tmp_path: Path) -> Non
     lines = [sample("sums", 0), sample("sums", 0), sample("sums", 1)]
     write(tmp_path, {"sums": lines}, **{"n-samples": counts})
     assert read_evaluation(tmp_path).tasks["sums"].num_documents == 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (["0", "7", "7"], "document 1: label '7' is not one of 2 choices (2 of 3 documents)"),
+        (["C", "C", "C"], "document 0: label 'C' is not one of 2 choices (3 of 3 documents)"),
+        (["0", "[0, 1]", "4"], ""),
+    ],
+)
+def test_samples_without_a_right_choice_are_not_compared(
+    targets: list[str], told: str, tmp_path: Path
+) -> None:
+    is_right = [one in ("0", "4") for one in targets]
+    lines = [
+        choices(n, target=one, acc=float(right), acc_norm=float(right))
+        for n, (one, right) in enumerate(zip(targets, is_right, strict=True))
+    ]
+    found = read(tmp_path, task=lines)
+    assert found.tasks["task"].problem.startswith(told)
+    assert bool(found.tasks["task"].problem) == bool(told)
+    if told:
+        assert judge_scores(found).levels["task"].verdict is Outcome.NOT_COMPARED
+        compared = compare(found, found, Terms(accuracy=0.9, log_probability=9.0))
+        assert compared.judged is Outcome.NOT_COMPARED
+        assert str(compared.tasks[0].problem).startswith(told)
+
+
+@pytest.mark.parametrize(("better", "told"), [(False, True), (True, False)])
+def test_an_accuracy_that_is_better_if_lower_is_not_compared(
+    better: bool, told: bool, tmp_path: Path
+) -> None:
+    directions = {"task": {"acc": better, "acc_norm": True}}
+    folder = write(tmp_path, {"task": ALONE}, higher_is_better=directions)
+    problem = read_evaluation(folder).tasks["task"].problem
+    expected = "higher_is_better: false of acc would judge a worse model as better; set it to true"
+    assert problem == (expected if told else "")
 
 
 def test_newest_results_are_read(tmp_path: Path) -> None:

@@ -168,6 +168,17 @@ def test_known_metrics_are_those_of_lm_eval(tmp_path: Path) -> None:
     assert load_task(str(path), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["acc", "acc_norm", "exact_match", "f1"])
+def test_a_metric_that_a_task_turns_around_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    entry = f"{{metric: {name}, higher_is_better: false}}"
+    path.write_text(f"task: a\noutput_type: multiple_choice\nmetric_list: [{entry}]")
+    with pytest.raises(UsageError, match=f"higher_is_better: false of {name} would judge a worse"):
+        load_task(str(path), tmp_path)
+    path.write_text("task: a\nmetric_list: [{metric: ter, higher_is_better: false}]")
+    assert load_task(str(path), tmp_path)
+
+
 def test_a_task_file_includes_others_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from assay_bench.run_tasks import FAILURE_FILE
 from assay_bench.task_worker import (
     _refuse_masked_model,
     byte_tokenizer,
+    checked_documents,
+    describe_failure,
     guess_by_frequency,
     nan_calls_of,
     run_lm_eval,
@@ -105,6 +108,76 @@ def test_failure_in_lm_eval_names_what_is_wrong_with_the_task(
         run_lm_eval()
     message = (tmp_path / "failure.txt").read_text()
     assert message.startswith(told), message
+
+
+CHOICES = ["one", "two", "three", "four"]
+RULE = "; a label is the number of the right choice, from 0, or its text"
+
+
+def problem_of(labels: list[Any], **config: object) -> str:
+    """Return the message about a task, before a model is asked; "" for a sound one."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+
+    documents = [{"text": f"{n}", "label": one, "choices": CHOICES} for n, one in enumerate(labels)]
+    fields = {
+        "task": "own", "test_split": "test", "output_type": "multiple_choice",
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)},
+        "doc_to_text": "text", "doc_to_choice": "choices", "doc_to_target": "label",
+    }  # fmt: skip
+    try:
+        with checked_documents():
+            ConfigurableTask(config=fields | config).build_all_requests()
+    except Exception as error:  # noqa: BLE001 - as in the process
+        return describe_failure(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("labels", "config", "told"),
+    [
+        ([0, 7, 7], {}, f"document 1: label 7 is not one of 4 choices (2 of 3 documents){RULE}"),
+        ([7, 0, 1], {}, f"document 0: label 7 is not one of 4 choices (1 of 3 documents){RULE}"),
+        ([1, 2, 4], {}, f"document 2: label 4 is not one of 4 choices (1 of 3 documents){RULE}"),
+        ([0, -1, 1], {}, f"document 1: label -1 is not one of 4 choices (1 of 3 documents){RULE}"),
+        (["2"], {}, f"document 0: label '2' is not one of 4 choices (1 of 1 documents){RULE}"),
+        (["C"], {}, f"document 0: label 'C' is not one of 4 choices (1 of 1 documents){RULE}"),
+        ([[0], [5]], {}, f"document 1: label [5] is not one of 4 choices (1 of 2 documents){RULE}"),
+        ([[0], []], {}, f"document 1: label [] is not one of 4 choices (1 of 2 documents){RULE}"),
+        (
+            [0],
+            {"doc_to_target": "lable"},
+            "doc_to_target: lable is not a field of the documents (text, label, choices)",
+        ),
+        (
+            [0],
+            {"doc_to_text": "contxt"},
+            "doc_to_text: contxt is not a field of the documents (text, label, choices)",
+        ),
+    ],
+)
+def test_documents_without_a_right_answer_are_refused_before_the_model_is_asked(
+    labels: list[Any], config: dict[str, str], told: str
+) -> None:
+    assert problem_of(labels, **config) == f"task own: {told}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "config"),
+    [
+        ([0, 3], {}),
+        (["one", "four"], {}),
+        ([[0, 1], [3, 9]], {}),
+        ([1], {"doc_to_target": "two"}),
+        ([2], {"doc_to_target": "{{label}}"}),
+        ([1], {"doc_to_text": "a text of several words"}),
+        ([1, 3], {"doc_to_text": "label", "doc_to_target": "text"}),  # a context for each choice
+    ],
+)
+def test_every_form_of_a_right_answer_is_accepted(
+    labels: list[Any], config: dict[str, str]
+) -> None:
+    assert not problem_of(labels, **config)
 
 
 def test_a_model_that_predicts_masked_tokens_is_refused() -> None:
