@@ -298,9 +298,13 @@ def _refusal(base: TaskResult, candidate: TaskResult | None, of_all: Sequence[st
     found = [*of_all, *_differences_of(base, candidate)]
     if not found:
         return None
-    advice = (
-        "; run both sides with the same --limit" if any(" documents" in w for w in found) else ""
-    )
+    ours, theirs = ({item.key for item in side.items} for side in (base, candidate))
+    is_limited = any(side.num_documents != len(side.items) for side in (base, candidate))
+    advice = ""
+    if is_limited and (ours < theirs or theirs < ours):
+        advice = "; run both sides with the same --limit"
+    elif ours != theirs:
+        advice = "; the documents themselves differ: were texts or labels edited?"
     return f"the two sides answered different questions: {'; '.join(found)}{advice}"
 
 

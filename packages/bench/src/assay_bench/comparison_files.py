@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from assay.errors import UsageError, name_some
 from assay.files import DiskError, open_file, read_sealed, seal, write_sealed, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, LevelResult, conclude, not_run
+from assay.judge.wording import format_count
 from assay.runs import provenance
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Record, Unmatched, Verdict
@@ -235,8 +237,9 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
                 f"{task.name}: {measure_in_words(measure)}"
                 for task in comparison.parts
                 for measure in task.measures
-                if measure not in _deciding(task)
+                if measure.pool is None and measure not in _deciding(task)
             ),
+            *_pooled_in_words(comparison.tasks),
         ],
         compared=sum(map(_num_compared, comparison.tasks)),  # a pool has the items of its tasks
         compared_unit="items",
@@ -377,8 +380,18 @@ def _level_of(task: TaskComparison) -> LevelResult:
 
 def _deciding(task: TaskComparison) -> list[Measure]:
     """Return the measures that the reason of the level describes."""
-    failed = [one for one in task.measures if one.judged is Outcome.FAIL]
-    return failed or [one for one in task.measures if one.judged is Outcome.NOT_COMPARED]
+    alone = [one for one in task.measures if one.pool is None]
+    failed = [one for one in alone if one.judged is Outcome.FAIL]
+    return failed or [one for one in alone if one.judged is Outcome.NOT_COMPARED]
+
+
+def _pooled_in_words(tasks: Sequence[TaskComparison]) -> Iterator[str]:
+    """Describe the tasks that pass only by each pool."""
+    pools = Counter(
+        pool for task in tasks for pool in sorted({one.pool for one in task.measures if one.pool})
+    )
+    for pool, num in pools.items():
+        yield f"{format_count(num, 'task')} too small to decide alone: the pool of {pool} decides"
 
 
 def _num_compared(task: TaskComparison) -> int:
@@ -445,7 +458,7 @@ def _measure(measure: Measure) -> dict[str, Any]:
     return {"verdict": fields.pop("judged")} | fields | {"reason": measure_in_words(measure)}
 
 
-def _flip(pair: Pair) -> dict[str, Any]:
+def _flip(pair: Pair) -> dict[str, str]:
     base, candidate = pair
     return {
         "key": candidate.key,
@@ -519,11 +532,9 @@ def _flips(task: TaskComparison) -> Iterator[str]:
 
 
 def _flip_line(pair: Pair) -> str:
-    base, candidate = pair
-    return (
-        f"- {_shown(base.question)} right: {_shown(base.target)}, base: {_shown(base.answer)},"
-        f" candidate: {_shown(candidate.answer)}"
-    )
+    shown = {name: _shown(text) for name, text in _flip(pair).items()}
+    base = f" base: {shown['base']}," if pair[0].answer else ""  # a baseline has no texts
+    return f"- {shown['question']} right: {shown['target']},{base} candidate: {shown['candidate']}"
 
 
 def _shown(text: str) -> str:

@@ -234,6 +234,14 @@ def test_markdown_shows_lost_items_with_their_texts() -> None:
     assert "- and 5 more in comparison.json" in text
 
 
+def test_lost_items_of_a_baseline_have_the_texts_of_the_candidate() -> None:
+    kept = answered(400, 400)
+    items = tuple(replace(one, question="", target="", answer="") for one in kept.items)
+    base = replace(kept, items=items)
+    text = comparison_as_markdown(compare(evaluation(base), evaluation(answered(390, 400)), TERMS))
+    assert "- `390+1=` right: `391`, candidate: `?`" in text
+
+
 def suite(num_tasks: int, num_lost: int, num_items: int = 50, num_right: int = 40) -> Evaluation:
     """Tasks of their own documents, each with this many lost items."""
     return evaluation(
@@ -266,9 +274,9 @@ def test_tasks_too_small_to_decide_alone_pass_together() -> None:
     verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.compared == 1_000
-    assert "50 items cannot exclude a drop of 2%, but all tasks can" in str(
-        verdict.levels["t3"].reason
-    )
+    assert verdict.levels["t3"].reason is None
+    assert [note for note in verdict.notes if "underpowered" in note] == []
+    assert "20 tasks too small to decide alone: the pool of all tasks decides" in verdict.notes
     # Two tasks are 100 items, and 133 would exclude 2 %.
     assert compare(suite(2, 0), suite(2, 0), TERMS).judged is Outcome.NOT_COMPARED
 
@@ -365,6 +373,22 @@ def test_different_questions_are_named_and_not_compared(candidate: TaskResult, t
     (one,) = found.tasks
     advice = "; run both sides with the same --limit" if "documents" in told else ""
     assert one.problem == f"the two sides answered different questions: {told}{advice}"
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate"),
+    [
+        (BASE, changed(3, key="edited")),
+        (replace(BASE, num_documents=10), replace(BASE, items=BASE.items[:-2], num_documents=8)),
+    ],
+)
+def test_edited_documents_are_not_blamed_on_the_limit(
+    base: TaskResult, candidate: TaskResult
+) -> None:
+    (one,) = compare(evaluation(base), evaluation(candidate), Terms()).tasks
+    assert str(one.problem).endswith(
+        "; the documents themselves differ: were texts or labels edited?"
+    )
 
 
 def test_other_questions_of_one_task_leave_the_others_judged() -> None:
