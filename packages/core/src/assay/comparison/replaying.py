@@ -184,7 +184,7 @@ def _require_replayed(
 def _run(what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler) -> None:
     tracer = ModuleTracer(handler)
     with (
-        exact_for(getattr(model, "dtype", None)),
+        exact_for(str(getattr(model, "dtype", "")).removeprefix("torch.")),
         tracer.attached(model),
         subtask(what, len(passes), "passes") as task,
     ):

@@ -87,7 +87,7 @@ class Side:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run model code as the device does; a float64 model in true double precision."""
-        with self.device.execution(), exact_for(getattr(torch, self.loaded.dtype)):
+        with self.device.execution(), exact_for(self.loaded.dtype):
             yield
 
 

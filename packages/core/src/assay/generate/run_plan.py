@@ -45,7 +45,7 @@ from assay.runs import Progress
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     """Plan the batches that `options` ask for."""
     processing = find_processing(loaded)
-    with exact_for(getattr(torch, loaded.dtype)):
+    with exact_for(loaded.dtype):
         limits = limits_of_generation(loaded, processing)
     prompts = None
     if options.chat and loaded.encode_chat is None:

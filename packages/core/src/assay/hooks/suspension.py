@@ -138,6 +138,6 @@ class ExactDouble(FunctionMode):
         return func(*args, **kwargs)
 
 
-def exact_for(dtype: torch.dtype | None) -> AbstractContextManager[object]:
+def exact_for(dtype: str) -> AbstractContextManager[object]:
     """Return the context in which a model of `dtype` runs: `ExactDouble` for float64."""
-    return ExactDouble() if dtype is torch.float64 else nullcontext()
+    return ExactDouble() if dtype == "float64" else nullcontext()

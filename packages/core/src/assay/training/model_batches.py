@@ -83,7 +83,7 @@ def plan_data(loaded: LoadedModel, options: TrainOptions) -> TrainingData:
 
     Raises: UsageError if the model takes no labels, or computes another loss from them than assay.
     """
-    with _evaluated(loaded.model), exact_for(getattr(torch, loaded.dtype)):
+    with _evaluated(loaded.model), exact_for(loaded.dtype):
         limits = find_input_limits(loaded, find_processing(loaded))
         planner = _Planner(loaded, limits, options.seed)
         texts = planner.draw_texts(options)

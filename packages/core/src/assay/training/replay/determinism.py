@@ -143,7 +143,7 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(device.deterministic())
         stack.enter_context(comparable_dropout())
-        stack.enter_context(exact_for(getattr(torch, dtype)))
+        stack.enter_context(exact_for(dtype))
         yield
 
 
