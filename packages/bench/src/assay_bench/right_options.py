@@ -91,7 +91,7 @@ def find_wrong_labels(
     options: Sequence[int | None],
     likelihoods: Sequence[Sequence[float]],
 ) -> str:
-    """Describe samples without a right option; return "" without any."""
+    """Name the first sample without a right option, and count them. Return "" if each has one."""
     wrong = [
         (sample.get("doc_id", place), target_text(sample), len(values))
         for place, (sample, option, values) in enumerate(
@@ -103,7 +103,7 @@ def find_wrong_labels(
 
 
 def describe_wrong_labels(wrong: Sequence[tuple[object, object, int]], num_documents: int) -> str:
-    """Describe documents whose label is no choice; return "" without any.
+    """Name the first document whose label is not one of its choices, and count them. Return "" if all are sound.
 
     wrong: document, label and number of choices of each.
     """

@@ -108,7 +108,6 @@ class ExactDouble(FunctionMode):
 
     def __init__(self) -> None:
         super().__init__(self._call_without_casts)
-        self._default = torch.get_default_dtype()
 
     def __enter__(self) -> Self:
         """Begin to turn casts, and make float64 the default dtype."""

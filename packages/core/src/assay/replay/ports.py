@@ -131,9 +131,9 @@ def _is_of_keys(port: str, expected: Tensor) -> bool:
 
 
 def find_trailing(rows: RowMap | None, shape: tuple[int, ...]) -> Tensor:
-    """Return the columns of a mask of padding, (B, S), that follow the last token of their row.
+    """Mark the padding after the last token of each row, (B, S), which causal attention never reads.
 
-    Causal attention does not read them. Without known rows there are none.
+    Returns: all False if `rows` are unknown or have another shape.
     """
     if rows is None or (rows.num_rows, rows.length) != shape:
         return torch.zeros(shape, dtype=torch.bool)

@@ -237,13 +237,13 @@ class _Headers(NamedTuple):
     assistant: str
     """With the end of the user's turn before."""
     prompt: str
-    """What begins the assistant's turns and also follows the last one; empty if nothing does."""
+    """The text that begins every assistant turn and is repeated after the last one; empty without such a text."""
 
 
 def _find_headers(text: str) -> _Headers:
     """Find the headers in the rendered LONG.
 
-    The end of a turn is no prompt: another turn of the user follows it, too.
+    The end of a turn does not count as a prompt, because it also stands before a user turn.
     """
     between = []
     for message in LONG.messages:

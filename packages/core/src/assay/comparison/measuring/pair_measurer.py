@@ -581,8 +581,9 @@ def _count_bytes(pairs: Chunk) -> int:
     )
 
 
-# As `ROUNDOFFS`, times the square root of the number of blocks passed, for gradients, which are sums over all tokens with terms that cancel. In a trained model of 4
-# blocks, a float32 step differs from float64 by up to 48 unit roundoffs per root of a block, in its k_proj.
+# The same as `ROUNDOFFS`, for gradients: they are sums over all tokens, with terms that cancel. In a trained
+# model of 4 blocks, a float32 step differs from float64 by up to 48 unit roundoffs per root of a block, in
+# its k_proj.
 TRAINING_ROUNDOFFS = 64.0
 
 
