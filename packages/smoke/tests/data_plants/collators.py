@@ -409,3 +409,26 @@ def packed_in_two_rows(_: Any) -> Collator:
         }
 
     return collate
+
+
+def packed_with_mask_for_sdpa(_: Any) -> Collator:
+    """Return a correct boolean mask of pairs of positions, (B, 1, T, T)."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        of = torch.tensor([at for at, one in enumerate(features) for _ in one["input_ids"]])
+        mask_TT = (of[:, None] == of).tril()
+        return batch | {"attention_mask": mask_TT[None, None]}
+
+    return collate
+
+
+def packed_with_causal_mask_alone(_: Any) -> Collator:
+    """Return a boolean mask of pairs that does not isolate samples."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_packing()(features))
+        size = batch["input_ids"].shape[1]
+        return batch | {"attention_mask": torch.ones(1, 1, size, size, dtype=torch.bool).tril()}
+
+    return collate

@@ -206,3 +206,8 @@ def earlier_ends_learned(tokenizer: Any, messages: Messages, max_length: int | N
         )
     ]
     return _cut(whole | {"labels": labels}, None, max_length)
+
+
+def first_turns_exchanged(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
+    first, second, *others = messages
+    return right(tokenizer, [second, first, *others], max_length)

@@ -88,6 +88,19 @@ def set_epoch_forgotten(plan: Any, resumed: Any) -> Epochs:
     return _run(plan, resumed, seed=lambda plan, _: plan.seed)
 
 
+def seed_times_epoch(plan: Any, resumed: Any) -> Epochs:
+    return _run(plan, resumed, seed=lambda plan, epoch: plan.seed * epoch)
+
+
+def one_epoch_too_many(plan: Any, resumed: Any) -> Epochs:
+    return _run(replace(plan, num_epochs=plan.num_epochs + 1), resumed)
+
+
+def epochs_counted_from_the_resume(plan: Any, resumed: Any) -> Epochs:
+    more = resumed.epoch if resumed else 0
+    return _run(replace(plan, num_epochs=plan.num_epochs + more), resumed)
+
+
 def epoch_lost_by_resume(plan: Any, resumed: Any) -> Epochs:
     """Skip with a new loader, whose epoch stays 0 until the next one begins."""
     first = resumed.epoch if resumed and resumed.num_batches else None

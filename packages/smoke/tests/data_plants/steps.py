@@ -1,8 +1,10 @@
 """Backward passes of one step by users: a correct one, and known mistakes."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -70,3 +72,39 @@ def first_lost(
 ) -> None:
     """Leave out the first of several micro-batches."""
     right(model, micro_batches[1:] or micro_batches, num_step_tokens, num_ranks)
+
+
+def _autocast(dtype: torch.dtype, step: Any) -> Any:
+    def backward(model: Any, micro_batches: MicroBatches, *numbers: int) -> None:
+        with torch.autocast("cpu", dtype=dtype):
+            step(model, micro_batches, *numbers)
+
+    return backward
+
+
+right_in_bfloat16 = _autocast(torch.bfloat16, right)
+right_in_float16 = _autocast(torch.float16, right)
+mean_of_means_in_bfloat16 = _autocast(torch.bfloat16, mean_of_means)
+first_labels_counted_in_bfloat16 = _autocast(torch.bfloat16, first_labels_counted)
+last_only_in_bfloat16 = _autocast(torch.bfloat16, last_only)
+
+
+def right_on_a_narrow_copy(model: Any, micro_batches: MicroBatches, *numbers: int) -> None:
+    """Compute with a bfloat16 copy of the weights."""
+    narrow = copy.deepcopy(model).bfloat16()
+    narrow.zero_grad()
+    right(narrow, micro_batches, *numbers)
+    for wide, one in zip(model.parameters(), narrow.parameters(), strict=True):
+        wide.grad = None if one.grad is None else one.grad.float()
+
+
+def without_the_head(model: Any, micro_batches: MicroBatches, *numbers: int) -> None:
+    """Lose the gradient of one parameter."""
+    right(model, micro_batches, *numbers)
+    model.lm_head.weight.grad = None
+
+
+def clipped(model: Any, micro_batches: MicroBatches, *numbers: int) -> None:
+    """Clip before the average over ranks."""
+    right(model, micro_batches, *numbers)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -138,7 +139,9 @@ class Renderer:
             return
         size = len(whole[0])
         for most in sorted({size - 1, 3 * size // 4, size // 2, size // 4, 2}, reverse=True):
-            yield Cut(self.tokenizer, whole, most, self.render(LONG, most))
+            cut = Cut(self.tokenizer, whole, most, self.render(LONG, most))
+            if self.render(LONG) == whole:  # otherwise the texts differ by more than the cut
+                yield cut
 
 
 def _find_turns(
@@ -208,15 +211,14 @@ def check_chat(
     for tokenizer in tokenizers:
         renderer = Renderer(subject, render, tokenizer)
         whole = renderer.render(LONG)
-        headers = _find_headers("" if whole is None else _decode(tokenizer, whole[0]))
+        text = "" if whole is None else _decode(tokenizer, whole[0])
+        headers = _find_headers(text)
         own_prompt = generation_prompt(tokenizer, SHORT.messages[:1]).strip()
-        report.judge([ROLES], _find_swapped_roles(headers, own_prompt))
+        report.judge([ROLES], _find_swapped_roles(tokenizer, text, headers, own_prompt))
         prompt = headers.prompt or own_prompt
         for chat in renderer.chats(report, chats):
             faults = [*_find_faults(chat, prompt)]
-            if renderer.render(chat.conversation) != (chat.ids, chat.labels):
-                reason = "the second call returns different ids or labels"
-                faults.append(Fault(REPEATABLE, reason, (chat.case,)))
+            faults += _find_other_rendering(renderer, chat)
             report.judge(CHAT_PROPERTIES[:-2], faults)
             for note in _find_notes(chat, eos_token_ids):
                 report.note(note)
@@ -245,10 +247,7 @@ def _find_headers(text: str) -> _Headers:
 
     The end of a turn does not count as a prompt, because it also stands before a user turn.
     """
-    between = []
-    for message in LONG.messages:
-        before, _, text = text.partition(message["content"])
-        between.append(before)
+    *between, text = _split_at_turns(text)
     _, before_assistant, before_user, _ = between
     pairs = zip(text, before_user, strict=False)
     num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -257,15 +256,44 @@ def _find_headers(text: str) -> _Headers:
     return _Headers(before_user[num_equal:].strip(), assistant, prompt)
 
 
-def _find_swapped_roles(headers: _Headers, own_prompt: str) -> Iterator[Fault]:
-    """Find turns under the header of the other role. own_prompt: that of the tokenizer's template."""
+def _split_at_turns(text: str) -> list[str]:
+    """Split the rendered LONG at the content of its turns."""
+    between = []
+    for message in LONG.messages:
+        before, _, text = text.partition(message["content"])
+        between.append(before)
+    return [*between, text]
+
+
+def _find_swapped_roles(
+    tokenizer: Tokenizer, text: str, headers: _Headers, own_prompt: str
+) -> Iterator[Fault]:
+    """Find turns of LONG under the header of the other role.
+
+    text: the rendered chat; own_prompt: that of the tokenizer's template.
+    """
+    case = f"a chat with {len(LONG.messages)} turns: {LONG.name}"
     for role, begin, other in (
         ("assistant", headers.assistant, headers.user),
         ("user", headers.user, own_prompt),
     ):
         if other and begin.endswith(other):
             reason = f"a turn of the {role} begins with {other!r}, as those of the other role"
-            yield Fault(ROLES, reason, (f"a chat with {len(LONG.messages)} turns: {LONG.name}",))
+            yield Fault(ROLES, reason, (case,))
+    other_role = {"user": "assistant", "assistant": "user"}
+    swapped = [
+        Message(role=other_role[one["role"]], content=one["content"]) for one in LONG.messages
+    ]
+    right = wrong = ""
+    with suppress(Exception):  # templates may refuse a chat that the assistant begins
+        right, wrong = (
+            _decode(tokenizer, template_ids(tokenizer, one)) for one in (LONG.messages, swapped)
+        )
+    # The text before the first turn may hold the time.
+    given, right_turns, wrong_turns = (_split_at_turns(one)[1:] for one in (text, right, wrong))
+    if given == wrong_turns != right_turns:
+        reason = "the text is that of the chat template for a chat with the roles swapped"
+        yield Fault(ROLES, reason, (case, f"the text: {text!r}"))
 
 
 def _find_faults(chat: Chat, prompt: str) -> Iterator[Fault]:
@@ -285,7 +313,10 @@ def _find_faults(chat: Chat, prompt: str) -> Iterator[Fault]:
     text = str(tokenizer.decode(list(chat.ids)))
     if (found := len(chat.turns)) < len(wanted):
         turn = f"turn {found}, {wanted[found]['content']!r} of the {wanted[found]['role']}"
-        yield Fault(TURNS, f"{turn}, is not in the text", (chat.case, f"the text: {text!r}"))
+        where = "is not in the text"
+        if wanted[found]["content"] in text:
+            where = "comes before an earlier turn"
+        yield Fault(TURNS, f"{turn}, {where}", (chat.case, f"the text: {text!r}"))
     last = len(chat.ids) - 1
     if any(turn.is_assistant and turn.end is None for turn in chat.turns[-1:]):
         never = "a model trained on it never learns to stop"
@@ -296,6 +327,17 @@ def _find_faults(chat: Chat, prompt: str) -> Iterator[Fault]:
             " with add_generation_prompt=False, and let the template obey that"
         )
         yield chat.fault_at(NO_PROMPT, last, reason)
+
+
+def _find_other_rendering(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
+    again = renderer.render(chat.conversation)
+    if again == (chat.ids, chat.labels):
+        return
+    ids = () if again is None else again[0]
+    what = "labels" if ids == chat.ids else "ids"
+    texts = {"first": chat.ids, "second": ids}
+    shown = [f"{call}: {_decode(chat.tokenizer, one)!r}" for call, one in texts.items()]
+    yield Fault(REPEATABLE, f"the second call returns different {what}", (chat.case, *shown))
 
 
 def _leading(ids: Sequence[int], token: int) -> int:
@@ -442,6 +484,8 @@ def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
     again = replace(renderer, tokenizer=tokenizer).render(chat.conversation)
     if again is None or again == (chat.ids, chat.labels):
         return
+    if renderer.render(chat.conversation) != (chat.ids, chat.labels):
+        return  # the pad token is not what changes it
     ids, labels = again
     if ids != chat.ids:
         reason = "with pad_token = eos_token the ids or labels of a chat change"
@@ -449,7 +493,8 @@ def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
         return
     changed = replace(chat, labels=labels)
     at = next(at for at in range(len(ids)) if labels[at] != chat.labels[at])
-    reason = f"with pad_token = eos_token the label of {show_token(tokenizer, ids[at])} is lost"
+    how = "is lost" if labels[at] == IGNORED else "changes"
+    reason = f"with pad_token = eos_token the label of {show_token(tokenizer, ids[at])} {how}"
     yield changed.fault_at(PADDING, at, reason)
 
 
@@ -464,9 +509,12 @@ def _find_lost_labels(report: SubjectReport, cut: Cut) -> Iterator[Fault]:
             report.note("a cut chat may have no labels, so that its loss is 0/0")
         return
     at = next(at for at in range(len(ids)) if actual[at] != expected[at])
+    moved = sum(label not in (IGNORED, id_) for id_, label in zip(ids, actual, strict=True))
     lost = sum(one == IGNORED != other for one, other in zip(actual, expected, strict=True))
     total = sum(label != IGNORED for label in expected)
     reason = f"{lost} of {total} labels of the remaining tokens are lost"
-    if not lost:
+    if moved:
+        reason = f"{moved} labels of the remaining tokens are ids of other tokens"
+    elif not lost:
         reason = "tokens without a label in the whole chat have one in the cut chat"
     yield Fault(CUT_LABELS, reason, (cut.case, *show_tokens(cut.tokenizer, ids, actual, at)))

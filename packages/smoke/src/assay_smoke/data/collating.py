@@ -480,6 +480,9 @@ _INPUTS = (
 # the ratio is at least 329. The limit is near the geometric mean of both.
 LIMIT = 40.0
 
+# B, heads, queries, keys.
+_MASK_BY_PAIRS = 4
+
 MICRO_MODEL = "micro:llama"
 
 
@@ -519,16 +522,27 @@ def _find_pack_faults(report: SubjectReport, pack: Batch) -> Iterator[Fault]:
 def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
     if {len(row) for row in pack.rows.get("position_ids", ())} - {len(pack.rows["input_ids"][0])}:
         return  # no model takes it
+    mask = pack.tensors.get("attention_mask")
+    attentions: Sequence[str] = ATTENTIONS
+    if mask is not None and mask.dtype == torch.bool and mask.dim() == _MASK_BY_PAIRS:
+        attentions = ["sdpa"]
+        report.note(
+            "a boolean mask of pairs is judged with sdpa alone: eager attention adds it to its scores as"
+            " numbers, so that samples see each other"
+        )
     given = ", ".join(sorted(pack.tensors))
-    for attention in ATTENTIONS:
-        for piece, ratio in zip(pack.pieces, _noise_ratios(pack, attention), strict=True):
-            reason = (
-                f"the logits of sample {piece.sample} in the pack and alone differ by {format_number(ratio)}x the"
-                f" noise of float32 (limit {LIMIT:g}x, attention {attention}): it sees other samples or"
-                f" other positions. The batch has {given}"
-            )
-            leak = pack.fault_of(ISOLATED, piece.sample, reason)
-            report.judge([ISOLATED], [leak] if ratio > LIMIT else [])
+    ratios = {attention: _noise_ratios(pack, attention) for attention in attentions}
+    for attention, number in product(attentions, range(len(pack.pieces))):
+        ratio, sample = ratios[attention][number], pack.pieces[number].sample
+        right = [name for name in attentions if ratios[name][number] <= LIMIT]
+        agrees = f"; with {right[0]} it agrees" if right else ""
+        reason = (
+            f"the logits of sample {sample} in the pack and alone differ by {format_number(ratio)}x the"
+            f" noise of float32 (limit {LIMIT:g}x, attention {attention}{agrees}): it sees other samples or"
+            f" other positions. The batch has {given}"
+        )
+        leak = pack.fault_of(ISOLATED, sample, reason)
+        report.judge([ISOLATED], [] if attention in right else [leak])
 
 
 @cache

@@ -289,11 +289,13 @@ def check_sampling(
             report.judge((EQUAL_STEPS, BATCH_SIZE), _find_wrong_batches(plan, epochs, shown))
             report.judge([ONCE], _find_lost_or_repeated(report, plan, epochs, shown))
         if plan.shuffle and plan.num_samples >= FEWEST_TO_SHUFFLE:
-            report.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
+            other_plan, other = replace(plan, seed=plan.seed + 1), None
             try:
-                report.judge([SEEDED], _find_ignored_seed(subject, open_run, plan, by_rank[0]))
+                other, _ = _draw(subject, open_run, other_plan)
+                report.judge([SEEDED], _find_ignored_seed(plan, by_rank[0], other))
             except DeclinedError as error:
                 declined.append(error)
+            report.judge([NEW_ORDER], _find_repeated_order(plan, by_rank, other))
         again, _ = _draw(subject, open_run, plan)
         report.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
         for one, run in zip(own, by_rank, strict=True):
@@ -329,16 +331,19 @@ def _draw(
         run = open_run(plan, resumed)
         if restored is not None:
             restore_generators(restored, "cpu")
-        for number, epoch in zip(range(first, last + 1), run, strict=False):
+        drawn = iter(run)
+        for number, epoch in zip(range(first, last + 1), drawn, strict=False):
             few = islice(epoch, stop[1] if stop and number == last else most + 1)
             epochs.append([[int(sample) for sample in batch] for batch in few])
             if len(epochs[-1]) > most:
                 long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
                 raise subject.returned(long, "epochs that end")
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
-    if len(epochs) != last + 1 - first:
+        is_too_long = stop is None and next(drawn, None) is not None
+    if is_too_long or len(epochs) != last + 1 - first:
         wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
-        raise subject.returned(f"{len(epochs)} epochs of {last + 1 - first}", wanted)
+        given = f"{'more than ' if is_too_long else ''}{len(epochs)} epochs of {last + 1 - first}"
+        raise subject.returned(f"{given} for {_case(plan, resumed)}", wanted)
     return epochs, state
 
 
@@ -439,22 +444,28 @@ def _count_excused(plan: LoaderPlan) -> int:
     return whole - 1 if plan.num_samples % whole else 0
 
 
-def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Run]) -> Iterator[Fault]:
+def _find_repeated_order(
+    plan: LoaderPlan, by_rank: Sequence[Run], other: Run | None
+) -> Iterator[Fault]:
+    """Find epochs of equal order. other: rank 0 with the next seed, to tell apart what hides the epoch."""
     orders = [[[*chain(*run[epoch])] for run in by_rank] for epoch in range(plan.num_epochs)]
     for later, earlier in ((b, a) for b in range(plan.num_epochs) for a in range(b)):
         if orders[later] == orders[earlier]:
-            same = f"epoch {later} has the order of epoch {earlier}"
-            reason = f"{same}: set_epoch is not called or does not reach the sampler"
+            reason = f"epoch {later} has the order of epoch {earlier}"
+            if other is not None and other[later] == other[earlier]:
+                reason += ": set_epoch is not called or does not reach the sampler"
+            elif other is not None:
+                reason += (
+                    f" with seed {plan.seed}, but not with seed {plan.seed + 1}: the epoch has no effect for"
+                    " some seeds, as in seed * epoch"
+                )
             shown = [f"epoch {one}, rank 0: {_show(by_rank[0][one])}" for one in (earlier, later)]
             yield Fault(NEW_ORDER, reason, (_case(plan), *shown))
 
 
-def _find_ignored_seed(
-    subject: Subject, open_run: OpenRun, plan: LoaderPlan, run: Run
-) -> Iterator[Fault]:
-    other = replace(plan, seed=plan.seed + 1)
-    if _draw(subject, open_run, other)[0] == run:
-        reason = f"seeds {plan.seed} and {other.seed} give the same order: the seed is not used"
+def _find_ignored_seed(plan: LoaderPlan, run: Run, other: Run) -> Iterator[Fault]:
+    if other == run:
+        reason = f"seeds {plan.seed} and {plan.seed + 1} give the same order: the seed is not used"
         yield Fault(SEEDED, reason, (_case(plan), f"epoch 0, rank 0, either seed: {_show(run[0])}"))
 
 

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from assay_smoke.data.chats import Renderer
+from assay_smoke.data.chats import ROLES, Renderer, check_chat
 from assay_smoke.data.protocols import Message, RenderedChat
-from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
+from assay_smoke.data.tokens import LONG, WITH_SYSTEM, Conversation, micro_tokenizer
 from assay_smoke.data.verdict import RaisedError, Subject, SubjectReport
 
 
@@ -71,3 +71,33 @@ def test_a_template_may_refuse_no_other_turn() -> None:
     renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
     with pytest.raises(RaisedError, match="roles must alternate"):
         list(renderer.chats(report, lambda _: chats))
+
+
+# The header of an assistant's turn has more than the prompt for generation; the end of a turn is its header.
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' %}{{ '<think></think>' }}{% endif %}"
+    "{{ m['content'] + '<|eos|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+INSTRUCTIONS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST]' + m['content'] + '[/INST]' }}"
+    "{% else %}{{ m['content'] + '<|eos|>' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [THINKING, INSTRUCTIONS])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_swapped_roles_are_found_by_the_template(template: str, *, is_swapped: bool) -> None:
+    tokenizer = micro_tokenizer()
+    tokenizer.chat_template = template
+    other = {"user": "assistant", "assistant": "user"}
+
+    def render_some(tokenizer: Any, messages: Any, most: int | None) -> RenderedChat:
+        if is_swapped:
+            messages = [one | {"role": other[one["role"]]} for one in messages]
+        ids = tokenizer.apply_chat_template(messages)["input_ids"][:most]
+        return {"input_ids": ids, "labels": ids}
+
+    report = check_chat(Subject("it"), render_some, [tokenizer], chats=lambda _: [LONG])
+    assert (ROLES in [finding.name for finding in report.findings]) is is_swapped

@@ -88,7 +88,8 @@ BUGS = [
     Bug(chat, "second_turn_lost", chats.TURNS, "turn 2, 'Blue.' of the assistant"),
     Bug(chat, "never_ended", chats.ENDED, "never learns to stop"),
     Bug(chat, "for_generation", chats.NO_PROMPT, "add_generation_prompt=False"),
-    Bug(chat, "with_a_counter", chats.REPEATABLE, "the second call"),
+    Bug(chat, "with_a_counter", chats.REPEATABLE, "the second call returns different ids"),
+    Bug(chat, "first_turns_exchanged", chats.TURNS, "turn 1, 'Blue.' of the assistant, comes before an earlier turn"),
     Bug(chat, "cut_with_an_end", chats.CUT, "a cut chat gets an extra end token"),
     Bug(chat, "cut_too_late", chats.CUT, "86 tokens remain, at most 85 are wanted"),
     Bug(chat, "all_as_the_user", chats.ROLES, "of the assistant begins with '<|im_start|>user'"),
@@ -106,7 +107,7 @@ BUGS = [
     Bug(chat_labels, "earlier_ends_learned", chats.END, "the end of the turn 'Blue.', '<|eos|>' (257), has a label",
         "hiyouga/LlamaFactory/pull/10827"),
     Bug(chat_labels, "labels_shifted", chats.OWN_ID, "labels are shifted"),
-    Bug(chat_labels, "labels_not_cut_along", chats.CUT_LABELS, "are lost",
+    Bug(chat_labels, "labels_not_cut_along", chats.CUT_LABELS, "labels of the remaining tokens are ids of other tokens",
         "vllm-project/vllm/pull/54539"),
     Bug(padded, "pad_id_masked", collating.LABELS, "the end of the sample, '<|eos|>' (257)",
         "huggingface/transformers/issues/23530"),
@@ -133,6 +134,7 @@ BUGS = [
     Bug(padded, "samples_extended", collating.UNCHANGED, "at position 2 is padding, but is not masked"),
     Bug(packed, "packed_with_mask_of_ones", collating.ISOLATED, "the logits of sample 1 in the pack and alone differ",
         "axolotl-ai-cloud/axolotl/pull/3796"),
+    Bug(packed, "packed_with_causal_mask_alone", collating.ISOLATED, "attention sdpa): it sees other samples"),
     Bug(packed, "packed_counting_on", collating.PACKED_POSITIONS, "sample 1 begin with 3 instead of 0",
         "huggingface/nanoVLM/pull/204"),
     Bug(packed, "packed_counting_from_one", collating.PACKED_POSITIONS, "sample 0 begin with 1 instead of 0"),
@@ -164,6 +166,7 @@ BUGS = [
         "huggingface/datasets/issues/5360"),
     Bug(sampled, "own_seed_on_each_rank", sampling.ONCE, "never seen"),
     Bug(sampled, "set_epoch_forgotten", sampling.NEW_ORDER, "epoch 1 has the order of epoch 0"),
+    Bug(sampled, "seed_times_epoch", sampling.NEW_ORDER, "with seed 0, but not with seed 1"),
     Bug(sampled, "dropped_undeclared", sampling.ONCE, "never seen"),
     Bug(sampled, "repeated_though_dropping", sampling.ONCE, "seen more than once"),
     Bug(sampled, "uneven_ranks", sampling.EQUAL_STEPS, "the ranks make 7, 6 steps"),
@@ -189,6 +192,12 @@ BUGS = [
     Bug(accumulated, "divided_by_the_full_number", accumulation.SAME_GRADIENT, "0.5 times the right one",
         "huggingface/transformers/pull/39659"),
     Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "right ones: 0, 2 on rank 0"),
+    Bug(accumulated, "mean_of_means_in_bfloat16", accumulation.SAME_GRADIENT,
+        "3x the rounding of one big batch in bfloat16): it is the mean of the micro-batches' own means"),
+    Bug(accumulated, "first_labels_counted_in_bfloat16", accumulation.SAME_GRADIENT, "divided by all labels"),
+    Bug(accumulated, "last_only_in_bfloat16", accumulation.SAME_GRADIENT, "right ones: 0, 2 on rank 0"),
+    Bug(accumulated, "without_the_head", accumulation.SAME_GRADIENT, "it is missing or zero for lm_head.weight"),
+    Bug(accumulated, "clipped", accumulation.SAME_GRADIENT, "and its norm is 0.25"),
     Bug(accumulated, "first_lost", accumulation.SAME_GRADIENT, "right ones: 0, 1 on rank 0"),
 ]  # fmt: skip
 
@@ -204,11 +213,15 @@ RIGHT = [
     (padded, "first_label_masked"),
     (packed, "right_packed"),
     (packed, "packed_in_two_rows"),
+    (packed, "packed_with_mask_for_sdpa"),
     (sampled, "right"),
     (sampled, "Stateful"),
     (budgeted, "right_budget"),
     (budgeted, "large_batches_dropped"),
     (accumulated, "right"),
+    (accumulated, "right_in_bfloat16"),
+    (accumulated, "right_in_float16"),
+    (accumulated, "right_on_a_narrow_copy"),
 ]
 
 
@@ -234,6 +247,12 @@ def test_what_is_right_has_no_finding_and_every_property_tried(check: Check, pla
     assert report.findings == []
     assert report.untried == []
     assert report.compared > 5
+
+
+@pytest.mark.parametrize("check", [chat, chat_labels])
+def test_texts_that_change_are_not_blamed_on_a_cut_or_the_pad_token(check: Check) -> None:
+    found = {finding.name for finding in report_on(check, "with_a_counter").findings}
+    assert found <= {chats.REPEATABLE}
 
 
 def test_every_property_has_a_mistake_that_breaks_it() -> None:
