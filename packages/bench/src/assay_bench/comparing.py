@@ -105,12 +105,12 @@ def choose_terms(
     used = given or sides["base"] or default
     if given is None and all(suite and suite.terms == used.terms for suite in sides.values()):
         return used.judging, []
-    recorded = ", ".join(
-        f"the {side} used {suite.name if suite else 'no recorded suite'}"
+    owner = "of --suite" if given else "of the base" if sides["base"] else "the default"
+    recorded = ", and ".join(
+        f"the {side} was run with {f'suite {suite.name}' if suite else 'no suite'}"
         for side, suite in sides.items()
     )
-    owner = "--suite" if given else "the base's suite" if sides["base"] else "suite"
-    return used.judging, [f"judged by {owner} {used.name}: {recorded}"]
+    return used.judging, [f"margins are those of suite {used.name}, {owner}: {recorded}"]
 
 
 Pair = tuple[Item, Item]
@@ -122,10 +122,12 @@ def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
     return [(item, others[item.key]) for item in base.items]
 
 
+def _is_flip(pair: Pair) -> bool:
+    return {one.right for one in pair} == {True, False}
+
+
 def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
     yield from _differing(base.asked, candidate.asked)
-    if base.metric != candidate.metric:
-        yield f"metric is {candidate.metric}, base {base.metric}"
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
     if missing := len(ours.keys() - theirs.keys()):
         yield f"missing from the candidate: {missing} of {len(ours)} documents"
@@ -202,6 +204,8 @@ class TaskComparison:
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
     """Reason for a FAIL or NOT_COMPARED, whatever the measures."""
+    is_non_finite: bool = False
+    """True if the problem is a NaN or infinity of the candidate."""
     lost: tuple[Pair, ...] = ()
     """Items that only the base got right."""
     gained: tuple[Pair, ...] = ()
@@ -293,8 +297,9 @@ def _refusal(base: TaskResult, candidate: TaskResult | None, of_all: Sequence[st
     """Return why a task cannot be compared at all. of_all: differences that hold for all tasks."""
     if candidate is None:
         return "only the base has this task: the candidate is not compared with it"
-    if base.problem or candidate.problem:
-        return base.problem or candidate.problem
+    for side, task in (("base", base), ("candidate", candidate)):
+        if task.problem:
+            return f"{side}: {task.problem}"
     found = [*of_all, *_differences_of(base, candidate)]
     if not found:
         return None
@@ -425,6 +430,7 @@ def _measured(
     num_movements: tasks of which the movement is judged.
     """
     pairs = pairs_of(base, candidate)
+    flips = [pair for pair in pairs if base.metric == candidate.metric and _is_flip(pair)]
     place_of = {item.key: place for place, item in enumerate(candidate.items)}
     places = [place_of[item.key] for item in base.items]
     theirs = candidate.all_scores()
@@ -439,7 +445,9 @@ def _measured(
     measures: list[Measure] = []
     for name, was in base.all_scores().items():
         if name not in theirs:
-            problem = f"{name} is not judged: the candidate has no values of it"
+            why = candidate.unjudged.get(name)
+            reason = f": {why.reason}" if why else ""
+            problem = f"{name} is not judged: the candidate has no values of it{reason}"
             problems.append((Outcome.NOT_COMPARED, problem))
             continue
         now = replace(theirs[name], values=tuple(theirs[name].values[place] for place in places))
@@ -466,8 +474,9 @@ def _measured(
         overall_outcome([Outcome.PASS, *(outcome for outcome, _ in problems)]),
         tuple(measures),
         problem="; ".join(problem for _, problem in problems) or None,
-        lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
-        gained=tuple(pair for pair in pairs if pair[1].right and pair[0].right is False),
+        is_non_finite=any(outcome is Outcome.FAIL for outcome, _ in problems),
+        lost=tuple(pair for pair in flips if pair[0].right),
+        gained=tuple(pair for pair in flips if pair[1].right),
     )
     return comparison, columns
 

@@ -224,7 +224,7 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         name: not_run(reason, compared=len(base.tasks[name].items))
         for name, reason in comparison.unjudged.items()
     }
-    wrong = any(task.problem and task.judged is Outcome.FAIL for task in comparison.tasks)
+    wrong = any(task.is_non_finite for task in comparison.tasks)
     return conclude(
         levels,
         Cause("non-finite") if wrong else None,

@@ -46,9 +46,11 @@ from assay_bench.results import (
     mean_of_known,
 )
 from assay_bench.right_options import (
+    Choice,
+    Options,
     Sample,
+    describe_repeated_choices,
     find_wrong_labels,
-    num_right,
     right_options,
     target_text,
 )
@@ -248,9 +250,7 @@ def _results_of_task(
                 f"its samples give {metric},{filter_} {found:.6g}, the results say {stated:.6g}",
             ) from None
         except _MALFORMED as error:
-            raise UsageError(
-                f"{file}: not samples of lm-eval: {type(error).__name__}: {error}"
-            ) from None
+            raise _make_sample_error(f"{file}: task {name}", error) from None
         yield replace(
             result, asked=asked, name=name if len(by_filter) == 1 else f"{name} ({filter_})"
         )
@@ -286,16 +286,23 @@ def _result_of_filter(
     )
     scores = {name: score.over(groups) for name, score in scores.items()}
     metric = next((name for name, score in scores.items() if score.kind == "yes-no"), None)
-    options: Sequence[int | None] | None = [0 if one else None for one in likelihoods]
-    chance = None
-    problem = next(filter(None, map(inverted_metric, (directions or {}).get(name, {}).items())), "")
+    rights: Sequence[Options | None] = [frozenset({0} if one else ()) for one in likelihoods]
+    chance, problem, remarks = None, "", []
     if kind == "multiple_choice":
-        options = right_options(samples, [one.continuations for one in requests], likelihoods)
-        if options is not None and not config.get("process_results"):
-            problem = find_wrong_labels(samples, options, likelihoods) or problem
+        choices = [
+            Choice(sample, sample.get("doc_id", place), one.continuations, one.likelihoods)
+            for place, (sample, one) in enumerate(zip(samples, requests, strict=True))
+        ]
+        rights, contradiction = right_options(choices, str(config.get("target_delimiter", " ")))
+        if not config.get("process_results"):
+            problem = contradiction or find_wrong_labels(choices, rights)
+        remarks = [repeated] if (repeated := describe_repeated_choices(choices)) else []
         if metric is not None and metric.startswith("acc"):
-            chance = fmean(num_right(samples[one]) / len(likelihoods[one]) for one, *_ in groups)
-    if options is None or (any(likelihoods) and None in options):
+            chance = fmean(
+                max(1, len(rights[one] or ())) / len(likelihoods[one]) for one, *_ in groups
+            )
+    options = [next(iter(one)) if one and len(one) == 1 else None for one in rights]
+    if any(likelihoods) and None in options:
         reason = "the samples do not say which option is right"
         unjudged[LOG_PROBABILITY] = UnjudgedMetric(value=None, higher_is_better=True, reason=reason)
         options = [None] * len(samples)
@@ -313,7 +320,7 @@ def _result_of_filter(
                     **_answers(sample, kind, request, option),
                 )
             )
-    rights = scores[metric].values if metric is not None else [None] * len(groups)
+    answers = scores[metric].values if metric is not None else [None] * len(groups)
     best = float(metric is not None and scores[metric].higher_is_better)
     num_repeats = len(samples) - len(groups)
     num_documents = results.num_samples.get(name, {}).get("original")
@@ -326,7 +333,7 @@ def _result_of_filter(
                 right=None if right is None else right == best,
                 log_probability=mean_of_known(items[one].log_probability for one in group),
             )
-            for group, right in zip(groups, rights, strict=True)
+            for group, right in zip(groups, answers, strict=True)
         ),
         scores=scores,
         unjudged=unjudged,
@@ -334,6 +341,7 @@ def _result_of_filter(
         num_repeats=num_repeats,
         num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
         problem=problem,
+        notes=tuple(remarks),
     )
 
 
@@ -368,9 +376,13 @@ def _named(file: Path, number: int) -> Iterator[None]:
     try:
         yield
     except _MALFORMED as error:
-        raise UsageError(
-            f"{file}: sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
-        ) from None
+        raise _make_sample_error(f"{file}: sample {number}", error) from None
+
+
+def _make_sample_error(place: str, error: Exception) -> UsageError:
+    is_missing = isinstance(error, KeyError)
+    problem = f"{error} is missing" if is_missing else f"a value has an unknown form ({error})"
+    return UsageError(f"{place} is not as lm-eval writes it: {problem}")
 
 
 class _Requests(NamedTuple):
@@ -519,6 +531,8 @@ def read_metrics(
             better = name not in _LOWER_IS_BETTER
         value = stated.get(name)
         reason = "the results do not say if higher is better"
+        if turned := inverted_metric((name, better)):
+            better, reason = None, turned
         if isinstance(better, bool):
             try:
                 key, score, found = _score(name, aggregation, samples, likelihoods, better)

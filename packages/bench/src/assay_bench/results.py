@@ -137,6 +137,8 @@ class TaskResult:
     """Calls of the model that gave NaN or infinity for the next token, if our process ran it."""
     problem: str = ""
     """Why the scores are wrong, whatever the model; "" for a sound task."""
+    notes: tuple[str, ...] = ()
+    """Oddities of the documents that leave the scores comparable."""
 
     def all_scores(self) -> dict[str, Score]:
         """Return the scores, including log-probabilities if every item has one."""
@@ -186,7 +188,7 @@ class TaskResult:
         num, asked = len(self.items), self.asked.get("generation_kwargs")
         settings = asked if isinstance(asked, dict) else {}
         sampling = [f"{name}={settings[name]}" for name in _SAMPLING if settings.get(name)]
-        found = []
+        found = [*self.notes]
         if self.num_repeats:
             found.append(
                 f"{num + self.num_repeats:,} documents, {num:,} of them distinct: documents with equal content or"
@@ -279,6 +281,11 @@ def judge_scores(
                 f"{name}: {remark}"
                 for name, task in evaluation.tasks.items()
                 for remark in task.remarks
+            ),
+            *(
+                f"{name}: {metric} is not judged: {one.reason}"
+                for name, task in judged.items()
+                for metric, one in task.unjudged.items()
             ),
             # The message gives the reasons of all other levels.
             *(

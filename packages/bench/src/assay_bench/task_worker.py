@@ -25,6 +25,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, MachineError, UsageError
 from assay.files import seal, write_whole
+from assay.foreign_text import shorten
 from assay.launch import ProcessError
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
@@ -297,16 +298,18 @@ def describe_failure(error: BaseException, task: str = "") -> str:
     """
     if isinstance(error, AssayError):
         return str(error)
-    document, text = None, f"{type(error).__name__}: {first_line(error)}"
+    document, asked, text = None, None, _cause_in_words(error)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         names = frame.f_locals
+        if asked is not None and "doc" in names:
+            document = asked  # a loop keeps its last document after its end
         if frame.f_code.co_name == "doc_to_choice" and isinstance(names.get("doc_to_choice"), str):
             text = (
                 f"doc_to_choice: {names['doc_to_choice']} is not a field of the documents"
                 f" ({', '.join(names['doc'])}), and does not give a list as a template"
             )
         if frame.f_globals.get("__name__", "").startswith("lm_eval.") and "doc_id" in names:
-            document = names["doc_id"]
+            asked = names["doc_id"]
             owner = getattr(names.get("self", names.get("task")), "config", None)
             task = task or str(getattr(owner, "task", ""))
         if isinstance(error, IndexError) and "test_choice" in names:
@@ -317,6 +320,26 @@ def describe_failure(error: BaseException, task: str = "") -> str:
     place = [f"task {task}"] if task else []
     place += [] if document is None else [f"document {document}"]
     return f"{', '.join(place)}: {text}" if place else text
+
+
+def _cause_in_words(error: BaseException) -> str:
+    """Describe an exception without its class, and show the code that raised it if the message alone says little."""
+    told = first_line(error)
+    match error:
+        case KeyError(args=[str(sentence)]) if " " in sentence:
+            return shorten(sentence.partition("\n")[0])
+        case KeyError():
+            problem = f"{told} is missing"
+        case TypeError() | AttributeError() | IndexError():
+            problem = "a value has the wrong type or is missing"
+            problem += f" ({told})" if error.args else ""
+        case _:
+            return told
+    frames = traceback.extract_tb(error.__traceback__)
+    # Not code of a library that lm-eval calls, but perhaps a task's own.
+    own = [one for one in frames if "lm_eval" in one.filename or "-packages" not in one.filename]
+    place = [*frames, *own][-1]
+    return f"{problem}, in {place.name}: `{shorten(place.line or '')}`"
 
 
 def open_language_model(loaded: LoadedModel, options: EvaluationRequest) -> "HFLM":

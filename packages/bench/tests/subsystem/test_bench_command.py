@@ -93,7 +93,7 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
     # Both runs recorded their suite.
     terms = json.loads((tmp_path / "run" / "comparison.json").read_text())["terms"]
     assert (terms["accuracy"], terms["movement"]) == (0.05, 0.001)
-    assert not any("judged by" in note for note in verdict["notes"])
+    assert not any("margins are" in note for note in verdict["notes"])
     assert "0.001 (suite quick.toml)" in json.dumps(verdict["levels"])
     # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
@@ -121,14 +121,19 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
 
     for options, notes in (
         ([], []),
-        (["--suite", "retrained"], ["judged by --suite retrained: the base used quick.toml, "]),
+        (
+            ["--suite", "retrained"],
+            [
+                "margins are those of suite retrained, of --suite: the base was run with suite quick.toml, "
+            ],
+        ),
     ):
         code, verdict = judged(
             *("compare", str(baseline), str(runs / "trained"), *options),
             *("--output", str(tmp_path / f"run{len(options)}")),
         )
         assert (code, verdict["verdict"]) == (0, "PASS"), verdict
-        found = [note for note in verdict["notes"] if note.startswith("judged by")]
+        found = [note for note in verdict["notes"] if note.startswith("margins are")]
         assert len(found) == len(notes)
         assert all(map(str.startswith, found, notes))
 

@@ -357,7 +357,6 @@ def changed(number: int, **update: str) -> TaskResult:
     [
         (replace(BASE, asked=BASE.asked | {"fewshot": 5}), "fewshot is 5, base 0"),
         (replace(BASE, asked=BASE.asked | {"version": 2.0}), "version is 2.0, base 1.0"),
-        (replace(BASE, metric="acc_norm"), "metric is acc_norm, base acc"),
         (changed(3, prompt_hash="other"), "1 of 10 prompts differ"),
         (changed(3, target_hash="other"), "1 of 10 right answers differ"),
         (
@@ -609,28 +608,28 @@ GIVEN = SuiteTerms(name="lax.toml", terms=Terms(accuracy=0.5))
             of_suite("t", 0.2),
             None,
             0.01,
-            "judged by the base's suite s.toml: the base used s.toml, the candidate used t",
+            "margins are those of suite s.toml, of the base: the base was run with suite s.toml, and the candidate was run with suite t",
         ),
         (
             of_suite(None),
             of_suite("t", 0.2),
             None,
             0.03,
-            "judged by suite offline: the base used no recorded suite, the candidate used t",
+            "margins are those of suite offline, the default: the base was run with no suite, and the candidate was run with suite t",
         ),
         (
             of_suite(None),
             of_suite(None),
             None,
             0.03,
-            "judged by suite offline: the base used no recorded suite, the candidate used no recorded suite",
+            "margins are those of suite offline, the default: the base was run with no suite, and the candidate was run with no suite",
         ),
         (
             of_suite("s.toml"),
             of_suite("s.toml"),
             GIVEN,
             0.5,
-            "judged by --suite lax.toml: the base used s.toml, the candidate used s.toml",
+            "margins are those of suite lax.toml, of --suite: the base was run with suite s.toml, and the candidate was run with suite s.toml",
         ),
     ],
 )

@@ -12,13 +12,14 @@ from assay.errors import UsageError
 from assay.files import write_sealed
 from assay.verdicts import Outcome
 from assay_bench.comparing import SuiteTerms, Terms, compare
+from assay_bench.comparison_files import verdict_of
 from assay_bench.lm_eval_files import (
     Manifest,
     read_evaluation,
     write_manifest,
 )
 from assay_bench.results import Evaluation, judge_scores
-from assay_bench.right_options import num_right, right_options
+from assay_bench.right_options import Choice, right_options
 
 STAMP = "2026-01-02T03-04-05.678901"
 KINDS = {
@@ -243,13 +244,15 @@ def test_number_of_all_documents_is_that_of_distinct_ones(tmp_path: Path) -> Non
     [
         (["0", "7", "7"], "document 1: label '7' is not one of 2 choices (2 of 3 documents)"),
         (["C", "C", "C"], "document 0: label 'C' is not one of 2 choices (3 of 3 documents)"),
-        (["0", "[0, 1]", "4"], ""),
+        (["five", "4"], "document 1: label '4' is not one of 2 choices (1 of 2 documents)"),
+        (["0", "[0, 1]", "4"], "document 2: label '4' is not one of 2 choices (1 of 3 documents)"),
+        (["0", "[0, 1]"], ""),
     ],
 )
 def test_samples_without_a_right_choice_are_not_compared(
     targets: list[str], told: str, tmp_path: Path
 ) -> None:
-    is_right = [one in ("0", "4") for one in targets]
+    is_right = [one in ("0", "[0, 1]") for one in targets]
     lines = [
         choices(n, target=one, acc=float(right), acc_norm=float(right))
         for n, (one, right) in enumerate(zip(targets, is_right, strict=True))
@@ -261,18 +264,27 @@ def test_samples_without_a_right_choice_are_not_compared(
         assert judge_scores(found).levels["task"].verdict is Outcome.NOT_COMPARED
         compared = compare(found, found, Terms(accuracy=0.9, log_probability=9.0))
         assert compared.judged is Outcome.NOT_COMPARED
-        assert str(compared.tasks[0].problem).startswith(told)
+        assert str(compared.tasks[0].problem).startswith(f"base: {told}")
 
 
-@pytest.mark.parametrize(("better", "told"), [(False, True), (True, False)])
-def test_an_accuracy_that_is_better_if_lower_is_not_compared(
-    better: bool, told: bool, tmp_path: Path
-) -> None:
-    directions = {"task": {"acc": better, "acc_norm": True}}
-    folder = write(tmp_path, {"task": ALONE}, higher_is_better=directions)
-    problem = read_evaluation(folder).tasks["task"].problem
-    expected = "higher_is_better: false of acc would judge a worse model as better; set it to true"
-    assert problem == (expected if told else "")
+def test_a_metric_that_a_task_turns_around_is_excluded_and_the_others_judge(tmp_path: Path) -> None:
+    directions = {"task": {"acc": False, "acc_norm": True}}
+    folder = write(tmp_path / "turned", {"task": ALONE}, higher_is_better=directions)
+    turned, plain = read_evaluation(folder), read(tmp_path / "plain", task=ALONE)
+    task = turned.tasks["task"]
+    assert (task.problem, task.metric, set(task.scores)) == ("", "acc_norm", {"acc_norm"})
+    why = "higher_is_better: false of acc would judge a worse model as better; set it to true"
+    told = f"task: acc is not judged: {why}"
+    assert told in judge_scores(turned).notes
+    terms = Terms(accuracy=0.9, log_probability=9.0)
+    found = compare(turned, turned, terms)
+    assert (found.judged, found.notes) == (Outcome.PASS, (told,))
+    assert compare(turned, plain, terms).judged is Outcome.PASS
+    # What the base can judge, and the candidate turned around, is missing.
+    found = compare(plain, turned, terms)
+    assert found.judged is Outcome.NOT_COMPARED
+    assert found.tasks[0].problem == f"acc is not judged: the candidate has no values of it: {why}"
+    assert [one.judged for one in found.tasks[0].measures] == [Outcome.PASS] * 2
 
 
 def test_newest_results_are_read(tmp_path: Path) -> None:
@@ -310,7 +322,7 @@ def without_hash(folder: Path) -> None:
         (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
         (lambda folder: next(folder.glob("samples_*")).write_text(""), "empty: the task"),
         (cut_off, ", line 1: not JSON: Expecting"),
-        (without_hash, "sample 1 is not an lm-eval sample: KeyError: 'prompt_hash'"),
+        (without_hash, "sample 1 is not as lm-eval writes it: 'prompt_hash' is missing"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
         (lambda folder: next(folder.glob("results_*")).write_text("{}"), "results: it is missing"),
         (lambda folder: next(folder.glob("results_*")).write_text("["), "Invalid JSON"),
@@ -447,43 +459,117 @@ DIGITS = [" 4", " 0", " 3", " 1"]
 
 def found(
     targets: Sequence[str], rights: Sequence[float], options: Sequence[str], **update: Any
-) -> list[int | None] | None:
+) -> list[set[int] | None]:
     """Read samples; the model always prefers the first option."""
-    samples = [
-        {"target": target, "acc": right} | update
-        for target, right in zip(targets, rights, strict=True)
+    likelihoods = [-1.0] + [-20.0] * (len(options) - 1)
+    pairs = enumerate(zip(targets, rights, strict=True))
+    choices = [
+        Choice({"target": target, "acc": right} | update, number, options, likelihoods)
+        for number, (target, right) in pairs
     ]
-    likelihoods = [[-1.0] + [-2.0] * (len(options) - 1) for _ in samples]
-    return right_options(samples, [options] * len(samples), likelihoods)
+    return [None if one is None else set(one) for one in right_options(choices, " ")[0]]
 
 
 @pytest.mark.parametrize(
     ("rights", "expected"),
     [
-        ([1.0, 0.0], [0, 1]),  # texts: "4" is the first option
-        ([0.0, 1.0], [None, 0]),  # indices: 4 is none
-        ([1.0, 1.0], None),
+        ([1.0, 0.0], [{0}, {1}]),  # texts: "4" is the first option
+        ([0.0, 1.0], [set(), {0}]),  # indices: 4 is none
+        ([1.0, 1.0], [None, None]),
     ],
 )
 def test_reading_of_numerals_explains_what_was_right(
-    rights: list[float], expected: list[int | None] | None
+    rights: list[float], expected: list[set[int] | None]
 ) -> None:
     assert found(["4", "0"], rights, DIGITS) == expected
 
 
 def test_readings_that_explain_all_samples_alike_do_not_decide() -> None:
     # The model is wrong about both: 1 is the second option or the last.
-    assert found(["1", "1"], [0.0, 0.0], DIGITS) is None
-    assert found(["1", "1"], [0.0, 0.0], DIGITS, mcc=[3, 0]) == [3, 3]
+    assert found(["1", "1"], [0.0, 0.0], DIGITS) == [None, None]
+    assert found(["1", "1"], [0.0, 0.0], DIGITS, mcc=[3, 0]) == [{3}, {3}]
+
+
+def test_normalized_accuracy_alone_decides_between_readings() -> None:
+    without_acc = {"acc": None, "acc_norm": 1.0}
+    assert found(["4", "0"], [1.0, 1.0], [" 0", " 4"], **without_acc) == [None, None]
+    assert found(["4", "4"], [1.0, 1.0], DIGITS, **without_acc) == [{0}, {0}]
+    assert found(["0", "0"], [1.0, 1.0], DIGITS, **without_acc) == [{0}, {0}]
 
 
 def test_right_one_of_two_contexts_follows_from_the_score() -> None:
     same = [" was here"] * 2
-    assert found(["was here"] * 2, [1.0, 0.0], same) == [0, 1]
+    assert found(["was here"] * 2, [1.0, 0.0], same) == [{0}, {1}]
     # Of three contexts, another one is right.
-    assert found(["was here"] * 2, [1.0, 0.0], [" was here"] * 3) is None
+    assert found(["was here"] * 2, [1.0, 0.0], [" was here"] * 3) == [None, None]
 
 
-@pytest.mark.parametrize(("target", "expected"), [("1", 1), ("[0, 2]", 2), ("[x", 1), ("[]", 1)])
-def test_number_of_right_options_is_that_of_a_list(target: str, expected: int) -> None:
-    assert num_right({"target": target}) == expected
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("[0, 2]", {0, 2}), ("[x", set()), ("[]", set()), ("[9]", set())],
+)
+def test_several_options_are_right_if_the_target_lists_them(
+    target: str, expected: set[int]
+) -> None:
+    assert found([target], [float(0 in expected)], DIGITS) == [expected]
+
+
+CONTRADICTION = (
+    "document 1: acc is 1.0, but the largest log-probability is that of choice 1, and the right choice is 0"
+    " (1 of 25 documents): were they edited?"
+)
+
+
+def test_accuracy_that_contradicts_its_log_probabilities_is_named(tmp_path: Path) -> None:
+    edited = choices(1, right=False, acc=1.0)
+    base = read(tmp_path / "base", task=ALONE)
+    candidate = read(tmp_path / "edited", task=[ALONE[0], edited, *ALONE[2:]])
+    verdict = judge_scores(candidate)
+    level = verdict.levels["task"]
+    assert (level.verdict, level.reason) == (Outcome.NOT_COMPARED, CONTRADICTION)
+    for was, now, side in ((base, candidate, "candidate"), (candidate, base, "base")):
+        compared = verdict_of(compare(was, now, Terms()))
+        assert (compared.verdict, compared.diagnosis) == (Outcome.NOT_COMPARED, None)
+        assert compared.levels["task"].reason == f"{side}: {CONTRADICTION}"
+
+
+@pytest.mark.parametrize("delimiter", [" ", ""])
+def test_normalized_accuracy_that_contradicts_is_named(delimiter: str, tmp_path: Path) -> None:
+    # " 4" and " five": -1.5 per character against -2.25, with the delimiter -0.75 against -1.8.
+    config = {"task": {"output_type": "multiple_choice", "target_delimiter": delimiter}}
+    for name, stored in (("right", 1.0), ("wrong", 0.0)):
+        lines = [choices(0, acc_norm=stored), choices(1)]
+        folder = write(tmp_path / name, {"task": lines}, configs=config)
+        problem = read_evaluation(folder).tasks["task"].problem
+        told = "document 0: acc_norm is 0.0, but the largest log-probability per character is that of choice 0,"
+        assert problem.startswith(told) if name == "wrong" else not problem
+
+
+def test_accuracy_of_a_task_with_its_own_code_need_not_follow_from_log_probabilities(
+    tmp_path: Path,
+) -> None:
+    config = {"task": {"output_type": "multiple_choice", "process_results": "def own(): ..."}}
+    lines = [choices(number, acc=0.0) for number in range(3)]
+    task = read_evaluation(write(tmp_path, {"task": lines}, configs=config)).tasks["task"]
+    assert not task.problem
+    assert "log-probability" in task.unjudged
+
+
+def test_repeated_choices_are_named(tmp_path: Path) -> None:
+    arguments = {
+        f"gen_args_{n}": {"arg_0": "2+2=", "arg_1": one} for n, one in enumerate([" 5", " 4", " 4"])
+    }
+    resps = [[["-9.0", "False"]], [["-1.5", "True"]], [["-1.5", "True"]]]
+    double = choices(1, arguments=arguments, resps=resps, target="1")
+    found = read(tmp_path, task=[*ALONE[:1], double])
+    told = "document 1: choices 1 and 2 are equal (1 of 2 documents); lm-eval never counts the second as chosen"
+    assert f"task: {told}" in judge_scores(found).notes
+    assert f"task: {told}" in compare(found, found, Terms()).notes
+
+
+def test_a_drop_next_to_a_missing_metric_is_not_called_nan(tmp_path: Path) -> None:
+    base = read(tmp_path / "base", task=ALONE * 1)
+    wrong = [choices(number, right=False) for number in range(NUM_DOCUMENTS)]
+    candidate = read(tmp_path / "candidate", task=[one | {"metrics": ["acc"]} for one in wrong])
+    verdict = verdict_of(compare(base, candidate, Terms()))
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, None)

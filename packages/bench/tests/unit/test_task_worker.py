@@ -162,6 +162,19 @@ def test_documents_without_a_right_answer_are_refused_before_the_model_is_asked(
     assert problem_of(labels, **config) == f"task own: {told}"
 
 
+def test_an_error_without_a_sentence_is_told_with_the_code_that_raised_it() -> None:
+    assert problem_of([0], test_split="tset") == (
+        "'tset' is missing, in test_docs: `return self.dataset[self.config.test_split]`"
+    )
+    assert problem_of([0], doc_to_target=None) == (
+        "a value has the wrong type or is missing, in doc_to_target: `raise TypeError`"
+    )
+    assert problem_of([0], metric_list=[{"metric": "acc", "aggregation": "mean", "x": 1}]) == ""
+    unknown = "Unknown filter 'regx'. Did you mean: regex, regex_pos?"
+    filters = [{"name": "x", "filter": [{"function": "regx"}]}]
+    assert problem_of([0], filter_list=filters) == unknown
+
+
 @pytest.mark.parametrize(
     ("labels", "config"),
     [
