@@ -1,5 +1,6 @@
 """The files that `assay bench compare` writes: verdict, JSON and Markdown; and baselines, with who accepted them."""
 
+import json
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from assay.errors import UsageError, name_some
-from assay.files import DiskError, open_file, read_sealed, seal, write_sealed, write_whole
+from assay.files import DiskError, open_file, read_bytes, read_sealed, seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.judge.levels import Cause, LevelResult, conclude, not_run
 from assay.judge.wording import format_count
@@ -36,6 +37,8 @@ SCHEMA = 1
 
 # The kind of a file stands in its first bytes.
 _NUM_KIND_BYTES = 64
+# About 70,000 items, which take a few seconds to read; four times as many as the suite `core` has.
+_MAX_BASELINE_BYTES = 16 << 20
 
 
 class Acceptance(Record):
@@ -70,6 +73,11 @@ class Baseline(Record):
         return Evaluation(self.name, tasks, self.asked, self.facts, self.groups)
 
 
+def _read_baseline(path: Path) -> Evaluation:
+    read_bytes(path, _MAX_BASELINE_BYTES)
+    return read_sealed(Baseline, path).evaluation()
+
+
 def is_baseline(path: Path) -> bool:
     """Return True if the file declares itself a baseline."""
     if not path.is_file():
@@ -96,14 +104,21 @@ def accept(
     if problems:
         raise UsageError(f"this evaluation cannot be a baseline: {'; '.join(problems)}")
     if reason is None and path.is_file():
-        _refuse_surprises(read_sealed(Baseline, path).evaluation(), evaluation, path, terms)
+        _refuse_surprises(_read_baseline(path), evaluation, path, terms)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError.refused(path.parent, error) from error
     run = provenance()
     acceptance = Acceptance(by=by, date=run["date"], reason=reason, command=run["command"])
-    return write_sealed(path, Baseline.of(evaluation, acceptance))
+    baseline = Baseline.of(evaluation, acceptance)
+    text = seal(json.loads(baseline.model_dump_json()))
+    if len(text) > _MAX_BASELINE_BYTES:
+        raise UsageError(
+            f"this evaluation is too large for a baseline: {len(text) >> 20} MiB of at most"
+            f" {_MAX_BASELINE_BYTES >> 20} MiB; evaluate fewer tasks"
+        )
+    return write_whole(path, text)
 
 
 def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Terms) -> None:
@@ -212,7 +227,7 @@ def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
     if is_baseline(path):
-        return read_sealed(Baseline, path).evaluation()
+        return _read_baseline(path)
     return read_evaluation(path, clusters)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import read_sealed, seal
+from assay_bench import comparison_files
 from assay_bench.comparing import Terms
-from assay_bench.comparison_files import Baseline, accept, is_baseline
+from assay_bench.comparison_files import Baseline, accept, is_baseline, read_sides
 from assay_bench.results import Evaluation
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
@@ -99,6 +100,18 @@ def test_damaged_baseline_is_an_error(tmp_path: Path, text: str, told: str) -> N
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
         read_sealed(Baseline, path)
+
+
+def test_a_baseline_that_would_take_long_to_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
+    monkeypatch.setattr(comparison_files, "_MAX_BASELINE_BYTES", 1 << 14)
+    with pytest.raises(UsageError, match=r"b\.json: it is larger than 16 KiB"):
+        read_sides(path, path, {})
+    with pytest.raises(UsageError, match="too large for a baseline: 0 MiB of at most"):
+        write(evaluation(answered(390, 400)), tmp_path / "c.json")
+    assert not (tmp_path / "c.json").exists()
 
 
 @pytest.mark.parametrize("seed", range(20))

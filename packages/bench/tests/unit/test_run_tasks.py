@@ -127,6 +127,8 @@ def test_invalid_suite_names_the_key(tmp_path: Path, text: str, told: str) -> No
         ),
         ("task: !function a.b", "not plain YAML"),
         ("task: a/b", "becomes a file name"),
+        ("a: &x [1]\ntask: *x", r"t.yaml: \*x is an alias: repeat the value"),
+        ("task: a" + " " * (1 << 17), "t.yaml: it is larger than 128 KiB"),
         ("task: a\ndataset_path: json\ndataset_kwargs: [1]", "expected dataset_kwargs"),
         ("task: " + "[" * 5000, "not plain YAML"),
         (

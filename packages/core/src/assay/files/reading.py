@@ -165,7 +165,8 @@ def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     with open_file(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise UnreadableFileError.of(path, f"it is larger than {max_bytes >> 20} MiB")
+        limit = f"{max_bytes >> 20} MiB" if max_bytes >> 20 else f"{max_bytes >> 10} KiB"
+        raise UnreadableFileError.of(path, f"it is larger than {limit}")
     return data
 
 
