@@ -35,9 +35,9 @@ from assay.replay.ports import (
     PartQueue,
     RankLayout,
     ancestors,
-    causal_like,
     count_differences,
     find_trailing,
+    implied_mask,
     in_form_of,
     is_attention_mask,
     is_mask_of_pairs_for_padding,
@@ -592,7 +592,7 @@ class Replayer:
             arguments[PADDING_MASK] = supplied.to(next(active.module.parameters()).device)
 
     def _supply_masks(self, active: ActiveCall) -> None:
-        """Check that an absent mask means the causal one if the reference has a mask."""
+        """Check that an absent mask means the reference's, if that has one."""
         matched: _Matched = active.state
         if self.attention not in COMPARABLE_IMPLEMENTATIONS:
             return
@@ -606,14 +606,14 @@ class Replayer:
             matched.seen.add(port)
             expected, difference = absent
             self._result(active, port, expected).exact.add(*difference)
-            self._show_own(active, port, causal_like(expected))
+            self._show_own(active, port, implied_mask(expected))
             if difference.num_different:
                 active.arguments[name] = mask_for(active.module, expected)
 
     def _find_absent_mask(
         self, matched: _Matched, port: str
     ) -> tuple[Tensor, MaskDifference] | None:
-        """Compare a recorded mask with the causal one. The modules of a root call have one mask."""
+        """Compare a recorded mask with the implied one. The modules of a root call have one mask."""
         key = port, self.trace.stored(matched.call, port).digest, matched.rows
         known = self._root.absent_masks
         if key not in known:

@@ -184,7 +184,7 @@ def count_differences(
 ) -> MaskDifference:
     """Compare two masks. Rows of padding queries are ignored.
 
-    actual: a mask, or None for an implementation's own causal mask, and for no padding.
+    actual: a mask, or None: see `implied_mask`.
     expected: the reference's mask, (B, T, S) or (B, ..., T, S), or (B, S) for padding.
     """
     if expected.ndim == 2:
@@ -193,7 +193,7 @@ def count_differences(
     expected_BxTS = allowed(expected)
     batch, *_, length, num_keys = expected_BxTS.shape
     if actual is None:
-        actual_BxTS = causal_like(expected)
+        actual_BxTS = implied_mask(expected)
     else:
         actual_BxTS = _without_empty_slots(allowed(actual.detach().cpu()), num_keys)
     valid_BT = torch.ones(batch, length, dtype=torch.bool)
@@ -214,8 +214,14 @@ def count_differences(
     return MaskDifference(num_compared, int(different.sum()), first)
 
 
-def causal_like(expected: Tensor) -> Tensor:
-    """Return the mask that attention without a mask has: causal, in the shape of the reference's mask."""
+def implied_mask(expected: Tensor) -> Tensor:
+    """Return the mask that attention without a mask has, in the shape of the reference's mask.
+
+    It is causal. Where the reference's queries see every key, as in an encoder, it is the reference's mask: the
+    result of attention shows if the candidate's attention is causal.
+    """
+    if bool(allowed(expected).all()):
+        return allowed(expected)
     length, num_keys = expected.shape[-2:]
     causal_TS = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
     return causal_TS.expand(expected.shape)

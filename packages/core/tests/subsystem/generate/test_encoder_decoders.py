@@ -142,6 +142,18 @@ def test_encoder_decoder_passes_at_every_level(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_prompts_that_run_alone_need_no_mask_of_padding(
+    name: str, models: dict[str, Path], assay: RunAssay
+) -> None:
+    run = assay(
+        "check", "generate", models[name], *RUNS, *SHORT, "--candidate-option", "batch-size=1"
+    )
+
+    assert run.code == 0, run.stdout
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "plant", "module", "step"),
     [

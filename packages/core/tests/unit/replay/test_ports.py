@@ -174,6 +174,13 @@ def test_no_mask_is_the_causal_one() -> None:
     assert count_differences(None, ALLOWED, ROWS)[:2] == (15, 2)
 
 
+def test_no_mask_is_the_full_one_where_the_reference_sees_every_key() -> None:
+    full = torch.ones(1, 1, 3, 3, dtype=torch.bool)
+
+    assert count_differences(None, full, None)[:2] == (9, 0)
+    assert count_differences(None, additive(full, torch.float32), None)[:2] == (9, 0)
+
+
 def test_no_mask_of_a_decode_step_sees_every_key() -> None:
     assert count_differences(None, torch.ones(1, 1, 1, 5, dtype=torch.bool), None)[:2] == (5, 0)
     window = torch.tensor([[[[False, False, True, True, True]]]])
