@@ -47,8 +47,6 @@ class LoadAnswer(Record):
 
 _WORK: RemoteFunction[LoadRequest, LoadAnswer] = RemoteFunction("assay.load:load_and_compare")
 
-_FIND: "RemoteFunction[LoadRequest, list[WrongValue]]" = RemoteFunction("assay.load:compare_loaded")
-
 
 def check_load(
     request: LoadRequest, folder: Path, progress: Progress, command: tuple[str, ...] = ()
@@ -121,30 +119,23 @@ def _load(asked: LoadRequest, run: Run, progress: Progress) -> "LoadedModel":
         return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code)
 
 
-def find_wrong_values(
-    request: LoadRequest, _: Phase, folder: Path, progress: Progress
-) -> "list[WrongValue]":
-    """Load a model in another process, and return the values that are not its files'."""
-    (found,) = call(_FIND, request, folder=folder, name="load", progress=progress)
-    return found
-
-
-def compare_loaded(asked: LoadRequest, progress: Progress) -> "list[WrongValue]":
+def find_wrong_values(request: tuple[LoadRequest, Phase], progress: Progress) -> "list[WrongValue]":
     """Load the requested model, and return the values that are not its files'."""
     from assay.models.inspect.inspection import build_again, inspect_load
     from assay.models.inspect.weights import all_tensors
     from assay.models.sources import local_folder
     from assay.reproduce.wrong_values import compare_values, compare_weights
 
+    asked, _ = request
     loaded = _load(asked, _run_of(asked), progress)
     inspection = inspect_load(loaded, asked.remote_code)
-    report, made = inspection.report, {}
+    report, inspection.made = inspection.report, {}
     if any(one.problem == "not-built" for one in report.weights):
         built = dict(all_tensors(build_again(loaded, asked.remote_code)))
-        made = {one.name: built[one.name] for one in report.weights if one.name in built}
+        inspection.made = {one.name: built[one.name] for one in report.weights if one.name in built}
     wrong = {one.name for one in report.weights if one.problem != "differs" or one.beyond_rounding}
     with local_folder(loaded.source, asked.remote_code) as folder:
-        weights = compare_weights(loaded.model, inspection.sources, made, _WHEN)
+        weights = compare_weights(loaded.model, inspection, _WHEN)
         found = [one for one in weights if one.name in wrong]
         for name, (stored, used) in _other_settings(loaded, report, folder, asked.remote_code):
             found.extend(compare_values(name, stored, used, _WHEN))

@@ -1,10 +1,9 @@
 """`assay reproduce`: a failure as a folder that fails by itself."""
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,24 +11,19 @@ from assay.api.options import Option
 from assay.cli.derived_commands import read_values, with_options
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.launch import RemoteFunction, call, world_of
 from assay.output.streams import print_text
 from assay.runs.results import GOLDEN_FOLDER, HERE_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from assay.recording.programs import ProgramPair
-    from assay.replay.value_programs import Wanted
-    from assay.reproduce.script import Words
+    from assay.reproduce.script import Reproduction
     from assay.reproduce.wrong_values import WrongValue
     from assay.runs import Progress
     from assay.sites import Phase
     from assay.verdicts import Location, Measurement, Verdict
-
-    Attempt = Callable[[Words, Progress], "Write | str"]
-    Record = Callable[[Wanted, Progress], list[ProgramPair]]
-    Find = Callable[[Phase, Path, Progress], list[WrongValue]]
-    Write = Callable[[Verdict, Path], Path]
 
 # How many places are tried.
 _MOST_PLACES = 4
@@ -38,7 +32,15 @@ _MOST_PORTS = 8
 # Statistics of steps without recorded values, whose errors no single module makes.
 _OF_FREE_RUNS = ("trajectory-error", "loss-error")
 
-_BY_THE_LOADER = "no operation of torch hands out the inputs"
+# Modules with the functions that record operations, and that find wrong values of the state.
+_FUNCTIONS = {
+    "check generate": ("assay.generate.record_programs", "assay.generate.record_programs"),
+    "check train": (
+        "assay.training.processes.record_programs",
+        "assay.training.processes.wrong_values",
+    ),
+    "check load": (None, "assay.load"),
+}
 
 
 @with_options
@@ -66,10 +68,44 @@ def reproduce(
 
     Exit code: 0, or 2 if nothing in the run fails by itself.
     """
-    from assay.judge.wording import describe_location, describe_place, describe_sides
-    from assay.replay.value_programs import Wanted
-    from assay.reproduce.script import Words
+    from assay.judge.wording import describe_location, describe_place
     from assay.runs import RunFolder, open_progress, removed_if_refused
+    from assay.verdicts import Outcome
+
+    verdict, rows = _read_failure(run)
+    failed, places = _read_check(context, verdict, run), _places(verdict, place)
+    why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
+    # Inputs of no module are those that a loader hands out: no value shows their error.
+    of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
+    if of_loader and why and failed.record is not None:
+        raise UsageError(
+            f"{run} cannot be reproduced: {why}, and no operation of torch hands out the inputs"
+        )
+    folder = RunFolder.create("reproduce", output or run / "reproduce").path
+    reasons: list[str] = []
+    with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
+        failed = failed.prepared(with_text, Path(scratch), progress)
+        for number, location in enumerate(places):
+            attempts: list[Any] = [failed.find_operations, failed.find_state]
+            if location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch":
+                attempts.reverse()
+            elif number:
+                del attempts[1]
+            for attempt in attempts:
+                found = attempt(location, rows, progress)
+                if isinstance(found, str):
+                    reasons.append(f"{describe_place(location)}: {found}")
+                elif found is not None:
+                    if number:
+                        progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
+                    headline = f"{describe_location(location)} is wrong"
+                    print_text(f"python {found.write(headline, verdict, folder)}")
+                    return
+        reason = next(iter(reasons), why or "it names no place")
+        raise UsageError(f"{run} cannot be reproduced: {reason}")
+
+
+def _read_failure(run: Path) -> "tuple[Verdict, Sequence[Measurement]]":
     from assay.runs.results import read_measurements, read_verdict
     from assay.verdicts import Outcome
 
@@ -78,79 +114,89 @@ def reproduce(
         raise UsageError(f"{run} is {verdict.verdict}: only a FAIL can be reproduced")
     if complaints:
         raise UsageError(f"{run}: {complaints[0]}")
-    check, places = _read_check(context, verdict, run), _places(verdict, place)
-    why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
-    # Inputs of no module are those that a loader hands out: no value shows their error.
-    of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
-    if of_loader and why and check.record is not None:
-        raise UsageError(f"{run} cannot be reproduced: {why}, and {_BY_THE_LOADER}")
-    folder = RunFolder.create("reproduce", output or run / "reproduce").path
-    story = f"Found by assay: {describe_sides(verdict)}."
-    reasons: list[str] = []
-    with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
-        for number, location in enumerate(places):
-            words = Words(f"{describe_location(location)} is wrong", story, check.device)
-            traces = Path(scratch, str(number))
-            traces.mkdir()
-            is_of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
-            attempts: list[Attempt] = []
-            if check.record is not None and (ports := _failed_ports(rows, location)):
-                wanted = Wanted(traces, location.step, ports)
-                attempts.append(partial(_reproduce_programs, check, wanted, with_text))
-            if is_of_state or number == 0:
-                of_state = partial(_reproduce_state, check, location, traces)
-                attempts.insert(0 if is_of_state else 1, of_state)
-            for attempt in attempts:
-                found = attempt(words, progress)
-                if not isinstance(found, str):
-                    if number:
-                        progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
-                    print_text(f"python {found(verdict, folder)}")
-                    return
-                reasons.append(f"{describe_place(location)}: {found}")
-        reason = next(iter(reasons), why or "it names no place")
-        raise UsageError(f"{run} cannot be reproduced: {reason}")
+    return verdict, rows
 
 
-def _reproduce_programs(
-    check: "_Check",
-    wanted: "Wanted",
-    with_text: bool,  # noqa: FBT001 - the option
-    words: "Words",
-    progress: "Progress",
-) -> "Write | str":
-    """Return a function that writes the operations behind a wrong value, or the reason why none can be written."""
-    from assay.judge.limits import load_limits
-    from assay.reproduce.folder import build, find_tokens, write
-    from assay.reproduce.script import STATISTICS
+@dataclass(frozen=True)
+class _Failed:
+    """A failed check, whose sides run once more."""
 
-    record: Any = check.record
-    pairs = record(wanted, progress)
-    if not pairs:  # values that must be equal have no token, and their place no step
-        (folder := wanted.folder / "any-step").mkdir()
-        pairs = record(wanted._replace(folder=folder, step=None), progress)
-    limits = load_limits(check.limits)
-    by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
-    with progress.step("making it smaller"):
-        found = build(pairs, check.dtype, by_name, words)
-    if isinstance(found, str):
+    check: Any
+    """Of generation or training, with its golden; the request of a load."""
+    record: str | None
+    """The module that records operations; None of a check without any."""
+    find: str
+    """The module that finds wrong values of the state."""
+    scratch: Path = Path()
+    may_hold_text: bool = True
+
+    def prepared(self, with_text: bool, scratch: Path, progress: "Progress") -> "_Failed":  # noqa: FBT001 - the option
+        """Return it with a folder for logs, and with the options that the user's trainer has."""
+        check, may_hold_text = self.check, True
+        if self.record is not None and self.find != self.record:
+            from assay.training.check import with_user_code
+
+            check = with_user_code(check, scratch, progress)
+        elif self.record is not None:
+            from assay.generate.golden import read_golden
+
+            # The texts of training are assay's own.
+            may_hold_text = with_text or read_golden(check.golden).inputs.prompts is None
+        return replace(self, check=check, scratch=scratch, may_hold_text=may_hold_text)
+
+    def _begin(self) -> tuple[Any, dict[str, Any]]:
+        """Return the check with a new folder, and the world and the Python of its candidate."""
+        if self.record is None:
+            return self.check, {}
+        check = replace(self.check, folder=Path(mkdtemp(dir=self.scratch)))
+        device = parse_run(str(check.candidate)).device
+        return check, {"world": world_of(check.mesh, device), "python": check.python}
+
+    def find_operations(
+        self, location: "Location", rows: "Sequence[Measurement]", progress: "Progress"
+    ) -> "Reproduction | str | None":
+        """Return the operations behind a wrong value, or the reason why none fail by themselves."""
+        from assay.devices.registry import open_run
+        from assay.judge.limits import load_limits
+        from assay.replay.value_programs import Wanted, pair_programs
+        from assay.reproduce.folder import build, find_tokens
+        from assay.reproduce.script import STATISTICS
+
+        ports = _failed_ports(rows, location)
+        if self.record is None or not ports:
+            return None
+        function: Any = RemoteFunction(f"{self.record}:record_programs", [self.record])
+
+        def record(step: int | None) -> "list[ProgramPair]":
+            check, candidate = self._begin()
+            return pair_programs(function, check, Wanted(step, ports), progress, **candidate)
+
+        # Values that must be equal have no token, and their place no step.
+        pairs = record(location.step) or record(None)
+        run, limits = parse_run(str(self.check.candidate)), load_limits(self.check.limits)
+        by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
+        with progress.step("making it smaller"):
+            found = build(pairs, run.dtype, by_name, open_run(run).torch_device)
+        if not isinstance(found, str) and not self.may_hold_text and (tokens := find_tokens(found)):
+            return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
         return found
-    is_private = not with_text and _holds_own_prompts(check.golden)
-    if is_private and (tokens := find_tokens(found)):
-        return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
-    return partial(write, found)
 
+    def find_state(
+        self, location: "Location", _: "Sequence[Measurement]", progress: "Progress"
+    ) -> "WrongValue | str":
+        """Return a wrong weight, moment or setting, or the reason why there is none."""
+        from assay.reproduce.wrong_values import choose
 
-def _reproduce_state(
-    check: "_Check", location: "Location", folder: Path, words: "Words", progress: "Progress"
-) -> "Write | str":
-    """Return a function that writes a wrong weight, moment or setting, or the reason why it finds none."""
-    from assay.reproduce.wrong_values import choose, write
-
-    found = choose(check.find(location.phase, folder, progress), location.parameter)
-    if found is not None:
-        return partial(write, found, words)
-    return "no value of a single step is over its limit, and no weight, moment or setting is wrong"
+        find: Any = RemoteFunction(f"{self.find}:find_wrong_values", [self.find])
+        check, candidate = self._begin()
+        request, folder = (check, location.phase), Path(mkdtemp(dir=self.scratch))
+        by_rank = call(
+            find, request, folder=folder, name="candidate", progress=progress, **candidate
+        )
+        found = choose([one for of_rank in by_rank for one in of_rank], location.parameter)
+        return found or (
+            "no value of a single step is over its limit, and no weight, moment or setting is wrong"
+        )
 
 
 def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
@@ -165,56 +211,32 @@ def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
     return [places[place]]
 
 
-class _Check(NamedTuple):
-    """The parts of a check that a reproducer needs."""
-
-    device: str
-    """The argument for `torch.device`."""
-    dtype: str
-    limits: str
-    golden: Path
-    record: "Record | None"
-    """Records the programs of values; None of a check without operations."""
-    find: "Find"
-    """Finds wrong values of the state."""
-
-
-def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Check:
+def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Failed:
     from assay.api import checks
-    from assay.devices.registry import open_run
 
     kind = " ".join(verdict.command[1:3])
-    if kind not in ("check generate", "check train", "check load"):
+    if kind not in _FUNCTIONS:
         raise UsageError(_name_other_command(verdict, run))
     command: Any = context.find_root().command
     for name in kind.split():
         command = command.get_command(context, name)
     given = command.make_context(command.name, list(verdict.command[3:])).params
     del given["as_json"]
-    if kind == "check load":
-        from assay.load import find_wrong_values
-
-        request = checks.load_request_of(read_values(checks.check_load, given))
-        return _Check("cpu", "", "", run, None, partial(find_wrong_values, request))
     check: Any
+    if kind == "check load":
+        check = checks.load_request_of(read_values(checks.check_load, given))
+        return _Failed(check, *_FUNCTIONS[kind])
     if kind == "check generate":
-        from assay.generate import record_programs as programs
-
         check = checks.generate_check_of(read_values(checks.check_generate, given))
         here, recorded = run / HERE_FOLDER / GOLDEN_FOLDER, check.golden
         recorded = here if here.is_dir() else recorded
     else:
-        from assay.training import program_pairs as programs  # type: ignore[no-redef]
-
         check = checks.train_check_of(read_values(checks.check_train, given))
         recorded = check.recorded
     check = replace(check, golden=recorded or run / GOLDEN_FOLDER)
     if not check.golden.is_dir():
         raise UsageError(f"{check.golden} was not kept: run the check again with --keep replay")
-    side = parse_run(str(check.candidate))
-    record, find = partial(programs.record_pairs, check), partial(programs.find_wrong_state, check)
-    device = open_run(side).torch_device
-    return _Check(device, side.dtype, check.limits, check.golden, record, find)
+    return _Failed(check, *_FUNCTIONS[kind])
 
 
 _NOT_REPRODUCED = {
@@ -232,13 +254,6 @@ def _name_other_command(verdict: "Verdict", run: Path) -> str:
         f"{run} is of `assay {command}`, which {_NOT_REPRODUCED.get(command, 'computes no values')}: run"
         f" `assay check {job} {model} {sides}`, and reproduce its FAIL"
     )
-
-
-def _holds_own_prompts(golden: Path) -> bool:
-    """Return True if a golden of generation has prompts of the user; the texts of training are assay's own."""
-    from assay.generate.golden import MANIFEST, read_golden
-
-    return (golden / MANIFEST).is_file() and read_golden(golden).inputs.prompts is not None
 
 
 def _failed_ports(

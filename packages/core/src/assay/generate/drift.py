@@ -8,19 +8,14 @@ this environment. That reference shares any fault of a library here, so an agree
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.devices.registry import open_run
-from assay.devices.run_string import parse_run
 from assay.dtypes import ENVIRONMENT_ROUNDING
-from assay.estimates import allowed_memory
-from assay.generate.capture import load_yardstick
+from assay.generate.find_operation import load_trusted
 from assay.generate.generation_loop import count_tokens
 from assay.generate.golden import GoldenSection
-from assay.generate.passes import Side, replay, whole_batches
-from assay.generate.run_plan import widening_within
+from assay.generate.passes import replay, whole_batches
 from assay.generate.spec import GenerateCheck
 from assay.judge.code_changes import CodeChange, find_changes
 from assay.models.config_files import attention_of
-from assay.models.load import choose_threads
 from assay.replay.modules import Replayer
 from assay.runs import Progress
 from assay.statistics import MOST_ROUNDING
@@ -30,22 +25,17 @@ from assay.verdicts import Measurement
 def measure_drift(check: GenerateCheck, progress: Progress) -> list[CodeChange]:
     """Replay the golden's calls with the yardstick of this environment, and list changes in their order."""
     section = GoldenSection.open(check.golden_folder, check.dtype)
-    golden, wide = section.golden, section.entry.yardstick_dtype
-    device = open_run(parse_run(golden.reference["run"]))
-    choose_threads(golden.model.num_parameters)
-    allowed = allowed_memory(device, check.max_memory)
-    widening = widening_within(golden.model.num_parameters, wide, allowed)
-    loaded = load_yardstick(check.model, device, wide, check.dtype, check.remote_code, widening)
+    side = load_trusted(check, section, "yardstick")
     # As they were recorded: single steps would round what earlier ones leave in the cache.
     steps = section.steps.whole
     works = [
         replace(work, text_step=steps.get(work.batch.number))
         for work in whole_batches(section.batches)
     ]
-    replayer = Replayer(section.trace, section.boundary, attention_of(loaded))
+    replayer = Replayer(section.trace, section.boundary, attention_of(side.loaded))
     num_tokens = count_tokens(work.batch for work in works)
     with progress.task("replaying the golden in this environment", num_tokens, "tokens"):
-        results = replay(Side(loaded, device), works, section.tensors("tokens"), replayer)
+        results = replay(side, works, section.tensors("tokens"), replayer)
     stored = str(section.boundary.stored or "float64").removeprefix("torch.")
     return find_changes(results, ENVIRONMENT_ROUNDING[stored])
 

@@ -30,6 +30,8 @@ from assay.replay.operations import find_wrong_operation, put_together
 from assay.runs import Progress
 from assay.sites import CallSite
 
+TrustedRun = Literal["yardstick", "noise"]
+
 
 class ModuleCall(NamedTuple):
     """A call whose operations one side of a check records."""
@@ -97,26 +99,26 @@ def record_operations(
             side = load_candidate(check, golden, rank)
         with progress.task(f"recording operations of {module}", num_tokens, "tokens"):
             return [_operations(side, section, work, wanted.site, None)]
+    found = []
+    names: tuple[TrustedRun, ...] = ("yardstick", "noise")
+    for name in names:
+        with progress.task(f"{name}: recording operations of {module}", num_tokens, "tokens"):
+            trusted = load_trusted(check, section, name)
+            found.append(_operations(trusted, section, work, wanted.site, wanted.separate))
+    return found
+
+
+def load_trusted(check: GenerateCheck, section: GoldenSection, name: TrustedRun) -> Side:
+    """Load the model of the golden's device as it is here."""
+    golden, wide = section.golden, section.entry.yardstick_dtype
     choose_threads(golden.model.num_parameters)
-    device = open_run(parse_run(golden.reference["run"]))
-    wide = section.entry.yardstick_dtype
+    device, code = open_run(parse_run(golden.reference["run"])), check.remote_code
+    if name == "noise":
+        return Side(load_reference(check.model, device, check.dtype, code), device)
     allowed = allowed_memory(device, check.max_memory)
     widening = widening_within(golden.model.num_parameters, wide, allowed)
-
-    def load(name: str) -> Side:
-        if name == "noise":
-            loaded = load_reference(check.model, device, check.dtype, check.remote_code)
-        else:
-            loaded = load_yardstick(
-                check.model, device, wide, check.dtype, check.remote_code, widening
-            )
-        return Side(loaded, device)
-
-    found = []
-    for name in ("yardstick", "noise"):
-        with progress.task(f"{name}: recording operations of {module}", num_tokens, "tokens"):
-            found.append(_operations(load(name), section, work, wanted.site, wanted.separate))
-    return found
+    loaded = load_yardstick(check.model, device, wide, check.dtype, code, widening)
+    return Side(loaded, device)
 
 
 def shortened(section: GoldenSection, site: CallSite) -> Work:

@@ -38,20 +38,16 @@ def check_matrix(
         except AssayError as error:
             results[name] = not_compared(f"{python}: {error}")
             continue
-        level = Level(verdict=found.verdict, reason=_reason(found), compared=found.compared)
+        reason = describe_cause(found) or None
+        if found.verdict is Outcome.FAIL and found.location is not None:
+            reason = f"{describe_location(found.location)} differs"
+        level = Level(verdict=found.verdict, reason=reason, compared=found.compared)
         results[f"{name}: {describe_versions(found.candidate)}"] = LevelResult(level)
         facts = {"model": found.model, "reference": found.reference}
     passed = sum(one.level.verdict is Outcome.PASS for one in results.values())
     headline = f"{passed} of {len(results)} environments agree with the golden."
     verdict = conclude(results, candidate={"run": str(check.candidate)}, headline=headline, **facts)
     return write_results(verdict, [], folder, check.command)
-
-
-def _reason(verdict: Verdict) -> str | None:
-    """Return the place of a failure, or why nothing was decided; None for a PASS."""
-    if verdict.verdict is Outcome.FAIL and verdict.location is not None:
-        return f"{describe_location(verdict.location)} differs"
-    return describe_cause(verdict) or None
 
 
 def name_environments(pythons: Sequence[Path]) -> dict[str, Path]:

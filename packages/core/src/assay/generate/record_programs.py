@@ -4,75 +4,38 @@ The candidate and the noise run replay the golden's calls in their own processes
 values in all batches and keeps the worst; the noise run records the same ones.
 """
 
-from dataclasses import replace
-from pathlib import Path
-
-from assay.devices.registry import open_run
-from assay.devices.run_string import parse_run
 from assay.generate.candidate import load_candidate
-from assay.generate.capture import load_reference
-from assay.generate.find_operation import shortened
+from assay.generate.find_operation import load_trusted, shortened
 from assay.generate.generation_loop import count_tokens, timeline_of
 from assay.generate.golden import GoldenSection
 from assay.generate.passes import Side, run_forced, whole_batches
-from assay.generate.spec import PRELOAD, GenerateCheck
+from assay.generate.spec import GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
-from assay.launch import Rank, RemoteFunction, call, world_of
+from assay.launch import Rank
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
-from assay.models.load import choose_threads, load_model
-from assay.recording.programs import ProgramPair, ProgramRecorder
+from assay.models.load import load_model
+from assay.recording.programs import ProgramRecorder
 from assay.replay.modules import Replayer
-from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted, pair_programs
+from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
 from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
 from assay.sites import CallSite, Phase
 
-_RECORD: RemoteFunction[tuple[GenerateCheck, Wanted], list[RecordedValue]] = RemoteFunction(
-    "assay.generate.record_programs:record_programs", PRELOAD
-)
 
-_FIND: RemoteFunction[GenerateCheck, list[WrongValue]] = RemoteFunction(
-    "assay.generate.record_programs:compare_candidate", PRELOAD
-)
-
-
-def record_pairs(check: GenerateCheck, wanted: Wanted, progress: Progress) -> list[ProgramPair]:
-    """Record both sides' programs of the wanted values, each at the call with the largest error.
-
-    check: `folder` is that of the run.
-    """
-    check = replace(check, golden=check.golden_folder, folder=wanted.folder, verify_golden=False)
-    return pair_programs(
-        _RECORD,
-        check,
-        wanted,
-        progress,
-        world=world_of(check.mesh, check.candidate.device),
-        python=check.python,
-    )
-
-
-def find_wrong_state(
-    check: GenerateCheck, _: Phase, folder: Path, progress: Progress
+def find_wrong_values(
+    request: tuple[GenerateCheck, Phase], progress: Progress, rank: Rank | None = None
 ) -> list[WrongValue]:
-    """Return the candidate's weights that are not its files'. check: `golden` is that of the run."""
-    check = replace(check, verify_golden=False)
-    (found,) = call(
-        _FIND, check, folder=folder, name="candidate", progress=progress, python=check.python
-    )
-    return found
-
-
-def compare_candidate(check: GenerateCheck, progress: Progress) -> list[WrongValue]:
     """Return the candidate's weights that are not its files'."""
+    check, _ = request
+    if rank is not None and rank.number:
+        return []  # the first loads the whole model
     manifest = GoldenSection.open(check.golden_folder, check.dtype).golden
     with progress.step("comparing the weights"):
-        fresh = load_model(check.model, dtype=check.dtype, remote_code=check.remote_code)
-        inspection = inspect_load(fresh, check.remote_code)
+        loaded = load_model(check.model, dtype=check.dtype, remote_code=check.remote_code)
+        inspection = inspect_load(loaded, check.remote_code)
         model = load_candidate(check, manifest).loaded.model
-        when = "before the first forward pass"
-        return list(compare_weights(model, inspection.sources, inspection.made, when))
+        return list(compare_weights(model, inspection, "before the first forward pass"))
 
 
 def record_programs(
@@ -82,10 +45,7 @@ def record_programs(
     check, wanted = request
     section = GoldenSection.open(check.golden_folder, check.dtype)
     if wanted.sites:
-        choose_threads(section.golden.model.num_parameters)
-        device = open_run(parse_run(section.golden.reference["run"]))
-        loaded = load_reference(check.model, device, check.dtype, check.remote_code)
-        side = Side(loaded, device)
+        side = load_trusted(check, section, "noise")
     else:
         side = load_candidate(check, section.golden, rank)
     finder = ProgramFinder(wanted, ProgramRecorder(side.loaded.model), section.steps)

@@ -6,9 +6,10 @@ or backward, wherever the stage's code is. Operations on one memory belong toget
 writes to memory which the value is read from is part of the program.
 """
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,29 +18,47 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.hooks.suspension import is_suspended, suspended
 from assay.hooks.tensors import copy_of
 from assay.sites import Site
 
-# Keys of arguments that JSON lacks, and of those that a program cannot hold.
-VALUE, DTYPE, DEVICE, TORCH, NUMBER = "value", "dtype", "device", "torch", "number"
-GROUP, UNKNOWN = "group", "unknown"
-
-_KEYS = {
-    torch.dtype: DTYPE,
-    torch.device: DEVICE,
-    torch.layout: TORCH,
-    torch.memory_format: TORCH,
-}
+# Operations whose result is their argument, if there is no graph.
+_SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 
 # Operations that replace the content of their first argument.
 _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar"})
 
 # Beginnings of the names of operations on lists of tensors.
 _OF_LISTS = ("_foreach_", "_fused_")
+
+# Packages that call operations for others.
+_NOT_CALLERS = sys.stdlib_module_names | {"torch", "assay", "__main__"}
+
+# What every process has.
+_PLAIN = (
+    bool,
+    int,
+    float,
+    str,
+    NoneType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+class Value(int):
+    """The number of a tensor in the arguments of a step."""
+
+
+class Group(tuple[int, ...]):
+    """The ranks of a process group in the arguments of a step."""
+
+    __slots__ = ()
 
 
 class Step(NamedTuple):
@@ -48,12 +67,14 @@ class Step(NamedTuple):
     operation: str
     """Such as "aten.mul.Tensor"."""
     args: list[Any]
-    """JSON values; a tensor is {"value": its number}."""
+    """A tensor is a `Value`, a process group a `Group`, an object that another process lacks its class."""
     kwargs: dict[str, Any]
     results: list[int | None]
     """Numbers of the new tensors; None for other results."""
     has_several: bool
     """True if the operation returns a tuple or list."""
+    caller: str = ""
+    """FILE:LINE of the code that ran it; "" if only torch and assay did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,8 @@ class ProgramPair(NamedTuple):
     rank: int = 0
     ranks: Sequence[Program] = ()
     """The programs of all ranks that made this value; empty if some ranks do not make it."""
+    module_class: str = ""
+    """Of the module of `site`."""
 
 
 @dataclass(slots=True)
@@ -114,16 +137,14 @@ class ProgramRecorder(TorchDispatchMode):
     """Memory that assay itself has written to: tensors there are inputs from then on."""
     _memory: dict[int, int] = field(default_factory=dict)
     """The number of the first tensor there, by number of a tensor."""
-    _count: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
-        for name, tensor in tensors:
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             self._names_of[tensor] = name
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Name a tensor that assay injects."""
+        """Name a tensor that assay injects, or that is an argument of a module."""
         self._names_of[tensor] = name
 
     def alias(self, new: Tensor, known: Tensor) -> None:
@@ -172,9 +193,9 @@ class ProgramRecorder(TorchDispatchMode):
         first = one.step.args[0] if is_of_lists and one.step.args else None
         if not isinstance(first, list) or any(one.step.results):
             return one.step, one.reads
-        kept = [k for k, item in enumerate(first) if self._memory[item[VALUE]] in memory]
+        kept = [k for k, item in enumerate(first) if self._memory[item] in memory]
 
-        def narrowed(value: Any) -> Any:  # noqa: ANN401 - JSON
+        def narrowed(value: Any) -> Any:  # noqa: ANN401 - an argument
             is_list = isinstance(value, list) and len(value) == len(first)
             return [value[k] for k in kept] if is_list else value
 
@@ -186,30 +207,23 @@ class ProgramRecorder(TorchDispatchMode):
         """Return the number of a tensor, or of one in the same memory and the step that views it as `tensor`."""
         if self._known.get(tensor) is not None or type(tensor) not in (Tensor, nn.Parameter):
             return self._know(tensor), []
-        if (
-            tensor.numel() == 1
-            and (read := self._numbers_read.get(float(tensor.detach()))) is not None
-        ):
-            args: list[Any] = [{VALUE: self._know(read)}, [*tensor.shape]]
-            return self._know(read), [self._view("aten.view.default", args)]
+        read = self._numbers_read.get(float(tensor.detach())) if tensor.numel() == 1 else None
+        if read is not None:
+            return self._viewed(self._know(read), "view", [*tensor.shape])
         for one, known in list(self._known.items()):
             if self._memory[known] in self._stale or not _share_memory(one, tensor):
                 continue
             if one.data_ptr() == tensor.data_ptr() and one.numel() == tensor.numel():
-                if one.shape == tensor.shape:
-                    return known, []
-                view = "aten.view.default"
-                args = [{VALUE: known}, [*tensor.shape]]
-            elif one.is_contiguous() and not one.storage_offset():
-                sizes: list[Any] = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
-                args, view = [{VALUE: known}, *sizes], "aten.as_strided.default"
-            else:
-                continue
-            return known, [self._view(view, args)]
+                is_same = one.shape == tensor.shape
+                return (known, []) if is_same else self._viewed(known, "view", [*tensor.shape])
+            if one.is_contiguous() and not one.storage_offset():
+                sizes = [*tensor.shape], [*tensor.stride()], tensor.storage_offset()
+                return self._viewed(known, "as_strided", *sizes)
         return self._know(tensor), []
 
-    def _view(self, operation: str, args: list[Any]) -> Step:
-        return Step(operation, args, {}, [self._new()], has_several=False)
+    def _viewed(self, known: int, name: str, *sizes: Any) -> tuple[int, list[Step]]:  # noqa: ANN401 - arguments
+        args = [Value(known), *sizes]
+        return known, [Step(f"aten.{name}.default", args, {}, [self._new()], has_several=False)]
 
     def __torch_dispatch__(
         self,
@@ -229,17 +243,21 @@ class ProgramRecorder(TorchDispatchMode):
         if any(type(one) not in (Tensor, nn.Parameter) for one in given):
             return NotImplemented  # a subclass computes with the tensors that it holds
         known = [self._know(one) for one in given]
+        name = str(func).replace("._unsafe_", ".")  # which differ in autograd alone
         writes = frozenset(self._memory[self._know(one)] for one in _written(func, args, kwargs))
         for memory in writes:
             self._save(memory)
-        replaces = known[:1] if str(func) in _OVERWRITES and _is_whole(given[0]) else []
-        step_args, step_kwargs = self._encode(list(args)), self._encode(kwargs)
+        replaces = known[:1] if name in _OVERWRITES and _is_whole(given[0]) else []
+        step_args, step_kwargs = tree_map(self._encode, ([*args], kwargs))
         result: Any = func(*args, **kwargs)
+        if name in _SAME_TENSOR:
+            self._known[result] = known[0]
+            return result
         if isinstance(result, float):
             self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
-        step = Step(str(func), step_args, step_kwargs, results, several)
+        step = Step(name, step_args, step_kwargs, results, several, _find_caller())
         recorded = _Recorded(step, frozenset(known), writes, frozenset(replaces))
         self._operations.append(recorded)
         return result
@@ -257,9 +275,9 @@ class ProgramRecorder(TorchDispatchMode):
         return known
 
     def _new(self, memory: int = 0) -> int:
-        self._count += 1
-        self._memory[self._count] = memory or self._count
-        return self._count
+        number = len(self._memory) + 1
+        self._memory[number] = memory or number
+        return number
 
     def _add(self, result: object, given: Sequence[Tensor]) -> int | None:
         """Give a result a number, unless it is an argument, as of operations in place."""
@@ -276,53 +294,42 @@ class ProgramRecorder(TorchDispatchMode):
             with suspended():
                 self._inputs[memory] = copy_of(self._inputs[memory].detach())
 
-    def _encode(self, value: Any) -> Any:  # noqa: ANN401, PLR0911 - an argument of torch, and JSON
-        if isinstance(value, Tensor):
-            return {VALUE: self._know(value)}
-        if isinstance(value, list | tuple):
-            return [self._encode(one) for one in value]
-        if isinstance(value, dict):
-            return {name: self._encode(one) for name, one in value.items()}
-        if isinstance(value, float) and not math.isfinite(value):
-            return {NUMBER: str(value)}
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, torch.ScriptObject):  # of a collective: its group, or how it reduces
-            kind = str(value._type()).rpartition(".")[2]  # noqa: SLF001
-            is_group = kind == "ProcessGroup"
-            return (
-                {GROUP: dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
-                if is_group
-                else {TORCH: kind}
-            )
-        key = next((key for kind, key in _KEYS.items() if isinstance(value, kind)), None)
-        if key is None:
-            return {UNKNOWN: type(value).__name__}
-        return {key: str(value).removeprefix("torch.")}
+    def _encode(self, leaf: Any) -> Any:  # noqa: ANN401 - an argument of torch
+        if isinstance(leaf, Tensor):
+            return Value(self._know(leaf))
+        if isinstance(leaf, torch.ScriptObject):  # of a collective: its group, or how it reduces
+            is_group = str(leaf._type()).endswith(".ProcessGroup")  # noqa: SLF001
+            if not is_group:
+                return None
+            return Group(dist.get_process_group_ranks(dist.ProcessGroup.unbox(leaf)))
+        return leaf if isinstance(leaf, _PLAIN) else type(leaf)
 
 
-def numbers_in(value: Any) -> list[int]:  # noqa: ANN401 - JSON
+def _find_caller() -> str:
+    """Return the line that called the running operation: that of the innermost function outside of torch and assay."""
+    frame = sys._getframe(2)  # noqa: SLF001 - no public name
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_CALLERS:
+            path = frame.f_code.co_filename.rpartition("/site-packages/")[2]
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def numbers_in(arguments: Any) -> list[int]:  # noqa: ANN401 - arguments of a step
     """Return the numbers of all tensors in the arguments of a step."""
-    match value:
-        case {"value": number}:
-            return [number]
-        case dict():
-            return [number for one in value.values() for number in numbers_in(one)]
-        case list() | tuple():
-            return [number for one in value for number in numbers_in(one)]
-    return []
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Value)]
 
 
 def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the arguments that an operation changes, as its schema says; those of collectives do not say it."""
-    if func.namespace == "c10d":
-        return [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    found = []
+    found: list[Any] = []
     for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - no public name
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written or func.namespace == "c10d":
             value = kwargs.get(argument.name, args[number] if number < len(args) else None)
-            found += [one for one in tree_leaves(value) if isinstance(one, Tensor)]
-    return found
+            found += tree_leaves(value)
+    return [one for one in found if isinstance(one, Tensor)]
 
 
 def _is_whole(tensor: Tensor) -> bool:

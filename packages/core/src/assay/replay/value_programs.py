@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from assay.hooks.caches import KEPT
 from assay.hooks.row_positions import RowIndex
-from assay.launch import RemoteFunction, World, call
+from assay.launch import RemoteFunction, call
 from assay.recording.programs import Program, ProgramPair, ProgramRecorder
 from assay.replay.ports import allowed, is_attention_mask
 from assay.replay.trace_views import ReplayedTrace
@@ -21,8 +20,6 @@ from assay.sites import CallSite, Phase, Site
 class Wanted(NamedTuple):
     """The values whose programs one side records."""
 
-    folder: Path
-    """For the logs of their processes."""
     step: int | None
     """None for any step."""
     ports: tuple[tuple[Phase, str, str], ...]
@@ -46,27 +43,22 @@ class RecordedValue(NamedTuple):
     program: Program
     answer: dict[str, Tensor]
     """As of a `ProgramPair`."""
-
-
-Check = TypeVar("Check")
+    module_class: str
 
 
 def pair_programs(
-    record: RemoteFunction[tuple[Check, Wanted], list[RecordedValue]],
-    check: Check,
+    record: RemoteFunction[tuple[Any, Wanted], list[RecordedValue]],
+    check: Any,  # noqa: ANN401 - of generation or training
     wanted: Wanted,
     progress: Progress,
-    *,
-    world: World | None,
-    python: Path | None,
+    **candidate: Any,  # noqa: ANN401 - world and Python
 ) -> list[ProgramPair]:
     """Record the candidate's programs of wanted values, then the reference's of the same values.
 
     record: records one side in its own process: the reference if sites are wanted.
-    world, python: of the candidate.
     """
-    ask = partial(call, record, folder=wanted.folder, progress=progress)
-    by_rank = ask((check, wanted), name="candidate", world=world, python=python)
+    ask = partial(call, record, folder=check.folder, progress=progress)
+    by_rank = ask((check, wanted), name="candidate", **candidate)
     made = [{one.site: one.program for one in of_rank} for of_rank in by_rank]
     values = [(k, one) for k, of_rank in enumerate(by_rank) for one in of_rank if one.error > 0]
     if not values:
@@ -85,8 +77,9 @@ def pair_programs(
             error,
             rank,
             [of_rank[site] for of_rank in made] if all(site in of_rank for of_rank in made) else (),
+            module_class,
         )
-        for rank, (site, error, program, answer) in values
+        for rank, (site, error, program, answer, module_class) in values
     ]
 
 
@@ -108,6 +101,8 @@ class ProgramFinder:
 
     def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
         """Keep the program of a wanted value that has a larger error than those before."""
+        if port.startswith("input."):
+            self.inject(site, port, value)
         at = Site(site, port)
         phase: Phase = "inputs" if _is_input(site, port) else site.phase
         key: _Key = at if self.wanted.sites else (phase, site.module, port)
@@ -123,7 +118,9 @@ class ProgramFinder:
         is_worst = error > (self.found[key].error if key in self.found else -1.0)
         if is_worst or self.wanted.sites:
             program = self.recorder.program_of(value)
-            self.found[key] = RecordedValue(at, error, program, answer)
+            modules = dict(self.recorder.model.named_modules())
+            module_class = type(modules[site.module]).__name__ if site.module in modules else ""
+            self.found[key] = RecordedValue(at, error, program, answer, module_class)
 
     def inject(self, site: CallSite, port: str, value: Tensor) -> None:
         """Name an input of programs."""

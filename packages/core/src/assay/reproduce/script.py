@@ -1,6 +1,5 @@
 """Programs as Python code: the text of reproduce.py."""
 
-import ast
 import json
 import math
 import re
@@ -8,18 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from textwrap import dedent
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from assay.files import write_whole
+from assay.judge.wording import describe_sides
 from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
-from assay.recording.programs import TORCH, VALUE, Program, Step, numbers_in
+from assay.recording.programs import Group, Program, Step, Value, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -30,6 +29,8 @@ Row = tuple[str, float, float, float]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHOWN = ("torch", "transformers", "python", "system")
+# What a candidate is, as far as the folder does not need it: where the user's code is.
+_OF_THE_RUN = {"command", "git", "setup", "trainer"}
 
 # The statistics of reproduce.py, and whose limits they have.
 STATISTICS: dict[str, Statistic] = {
@@ -38,20 +39,17 @@ STATISTICS: dict[str, Statistic] = {
     "error of the scale": "replay-slope",
 }
 
-_MOST_LINES = 140
+_MOST_LINES = 120
 # A longer expression gets a line of its own: the first of these with which reproduce.py is short.
-_LONGEST = (60, 90, 120, 180, 240)
+_LONGEST = (60, 90, 120, 180, 240, 400)
 _TO_THE_END = str(2**63 - 1)
 
 # Keyword arguments that change nothing.
-_USUAL: tuple[tuple[str, Any], ...] = (
+_USUAL: tuple[tuple[str, object], ...] = (
     ("pin_memory", False),
-    ("layout", {TORCH: "strided"}),
-    ("memory_format", {TORCH: "preserve_format"}),
+    ("layout", torch.strided),
+    ("memory_format", torch.preserve_format),
 )
-
-# Without a graph their result is their argument.
-_SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 
 # Operations in another form: exchanges between ranks as methods of a group (torch does not show the operation of a
 # reduction: it is a sum), and one that takes float32 alone.
@@ -62,68 +60,16 @@ _FORMS = {
     "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()',
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})",
 }
-
-# Names of operations that differ in autograd alone.
-_PLAIN = {"_unsafe_view": "view"}
+# An operation of one device, and the function with its first result on every device.
+_OF_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_PORTABLE = (
+    "F.scaled_dot_product_attention({}, {}, {}, enable_gqa=True, dropout_p={}, is_causal={}{})"
+)
 
 OTHER = "  # not so in the reference"
 RIGHT = "  # not so in the candidate"
-
-# Operations of one device, with the function that has their first result on every device, and its keywords.
-_PORTABLE = {
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": (
-        "F.scaled_dot_product_attention", ("dropout_p", "is_causal"),
-    ),
-}  # fmt: skip
-
-
-def _mark(code: str, other: str, mark: str) -> str:
-    """Mark the lines with an operation that the other code runs less often, whatever its tensors are.
-
-    If the operations are the same, mark the lines that run them in another order or on other tensors.
-    """
-    more = Counter(_list_operations(code)) - Counter(_list_operations(other))
-    known = {_without_numbers(line) for line in other.splitlines()}
-    unknown = [line for line in code.splitlines() if _without_numbers(line) not in known]
-    marked = [
-        one for one in unknown if not more.keys().isdisjoint(_list_operations(one))
-    ] or unknown
-    return "\n".join(line + mark if line in marked else line for line in code.splitlines())
-
-
-def _without_numbers(line: str) -> str:
-    return re.sub(r"\bv\d+\b", "v", line)
-
-
-def _list_operations(code: str) -> list[str]:
-    """Return every operation with its arguments, but for those that are tensors."""
-    calls = (node for node in ast.walk(ast.parse(dedent(code))) if isinstance(node, ast.Call))
-    return [
-        f"{call.func.attr}({', '.join(map(_argument, call.args))}, {[*map(_keyword, call.keywords)]})"
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
-    ]
-
-
-def _keyword(keyword: ast.keyword) -> str:
-    return f"{keyword.arg}={_argument(keyword.value)}"
-
-
-def _argument(node: ast.expr) -> str:
-    if isinstance(node, ast.List):
-        return f"[{', '.join(map(_argument, node.elts))}]"
-    is_result = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return (
-        "v" if is_result or isinstance(node, ast.Subscript) else _without_numbers(ast.unparse(node))
-    )
-
-
-class Words(NamedTuple):
-    """Words for the head of reproduce.py and its README."""
-
-    headline: str
-    story: str
-    device: str
+# Ends an operation that the other program runs less often.
+_MARK = "\0"
 
 
 @dataclass(frozen=True)
@@ -144,11 +90,15 @@ class Reproduction:
     recorded: str
     dtype: str
     limits: Mapping[str, float]
-    words: Words
+    device: str
     ranks: Sequence[Program] = ()
     """The programs of the ranks that exchange tensors; empty if the candidate runs alone."""
     rank: int = 0
     """The candidate's, among them."""
+    module_class: str = ""
+    """Of the module of `site`."""
+    whole: Mapping[str, list[int]] = field(default_factory=dict)
+    """Shapes of the recorded tensors, before they were made smaller."""
 
     @cached_property
     def text(self) -> str:
@@ -159,13 +109,16 @@ class Reproduction:
         return text
 
     def _write(self, longest: int) -> str:
-        programs = zip((self.candidate, self.reference, *self.ranks), self.names, strict=True)
+        programs = (self.candidate, self.reference, *self.ranks)
+        others = (self.reference, self.candidate, *(self.reference for _ in self.ranks))
         candidate, reference, *ranks = (
-            _Writer(program, names, self.recorded, longest).write() for program, names in programs
+            _Writer(one, names, self.recorded, longest, _surplus(one, other)).write()
+            for one, other, names in zip(programs, others, self.names, strict=True)
         )
-        fields = vars(self) | self.words._asdict() | {
+        fields = vars(self) | {
+            "headline": f"{self.site} is wrong",
             "candidate": _mark(candidate, reference, OTHER),
-            "reference": None if reference == candidate else _mark(reference, candidate, RIGHT),
+            "reference": _mark(reference, candidate, RIGHT) if reference != candidate else None,
             "ranks": [_mark(one, reference, OTHER) for one in ranks],
             "limits": repr(dict(self.limits)),
         }  # fmt: skip
@@ -189,39 +142,67 @@ class Reproduction:
         """Return True if both programs make values of one shape; masks are broadcast, rows packed."""
         return self.kind != "values" or self.run_wide("candidate").shape == self.run_wide().shape
 
+    @property
+    def severity(self) -> float:
+        """The candidate's largest error, in units of noise times limit."""
+        return severity(self.measure(self.dtype, self.device))
+
     @cached_property
     def _scope(self) -> dict[str, Any]:
         scope: dict[str, Any] = {"__name__": "reproduce"}
         exec(compile(self.text, "reproduce.py", "exec"), scope)  # noqa: S102 - the text of this package
         return scope
 
+    def write(self, headline: str, verdict: Verdict, folder: Path) -> Path:
+        """Write the folder. Returns: reproduce.py."""
+        lines = [line.strip() for line in self.text.splitlines()]
+        steps, surplus = self.candidate.steps, _surplus(self.candidate, self.reference)
+        wrong = [step for step in steps if _describe(step) in surplus] or steps
+        shapes = {name: [*tensor.shape] for name, tensor in self.tensors.items()}
+        fields = vars(self) | {
+            "headline": headline,
+            "operations": list(dict.fromkeys(step.operation for step in steps)),
+            "marked": [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)],
+            "right": [line.removesuffix(RIGHT) for line in lines if line.endswith(RIGHT)],
+            "callers": list(dict.fromkeys(step.caller for step in wrong if step.caller)),
+            "shapes": [
+                (name, self.whole.get(name, shape), shape) for name, shape in shapes.items()
+            ],
+            "rows": self.measure(self.dtype, self.device),
+            "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
+            "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
+        }
+        return write_folder(
+            folder, verdict, str(self.site), self.tensors, self.text, "README.md.j2", fields
+        )
 
-def write_folder(
-    folder: Path,
-    verdict: Verdict,
-    place: str,
-    tensors: Mapping[str, Tensor],
-    script: str,
-    readme: str,
-) -> Path:
-    """Write the four files: tensors, versions of the run that failed, and both texts. Returns: reproduce.py."""
-    torch.save({name: one.clone() for name, one in tensors.items()}, folder / "tensors.pt")
-    facts = verdict.model_dump(include={"command", "environment", "reference", "candidate"})
-    write_whole(folder / "environment.json", json.dumps({"site": place} | facts, indent=1) + "\n")
-    write_whole(folder / "README.md", readme)
-    return write_whole(folder / "reproduce.py", script)
+
+def _describe(step: Step) -> str:
+    """Describe an operation and its arguments, whatever its tensors are."""
+    plain = tree_map(
+        lambda leaf: "v" if isinstance(leaf, Value) else leaf, [step.args, step.kwargs]
+    )
+    return f"{step.operation}{plain}"
 
 
-def render(template: str, fields: Mapping[str, Any]) -> str:
-    """Render a template of this package."""
-    return text_environment(_TEMPLATES).get_template(template).render(fields)
+def _surplus(program: Program, other: Program) -> Counter[str]:
+    return Counter(map(_describe, program.steps)) - Counter(map(_describe, other.steps))
 
 
-def describe_machine(verdict: Verdict) -> str:
-    """Name the candidate's device and versions."""
-    versions = verdict.environment.get("versions", {}) | verdict.candidate.get("versions", {})
-    shown = [f"{name} {versions[name]}" for name in _SHOWN if name in versions]
-    return ", ".join([verdict.candidate.get("device", "the host"), *shown])
+def _mark(code: str, other: str, mark: str) -> str:
+    """Mark the lines with an operation that the other code runs less often.
+
+    If the operations are the same, mark the lines that run them in another order or on other tensors.
+    """
+    known = {_without_numbers(line) for line in other.splitlines()}
+    unknown = [line for line in code.splitlines() if _without_numbers(line) not in known]
+    marked = [line for line in unknown if _MARK in line] or unknown
+    lines = (line + mark if line in marked else line for line in code.splitlines())
+    return "\n".join(lines).replace(_MARK, "")
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"\bv\d+\b", "v", line.replace(_MARK, ""))
 
 
 def severity(rows: Iterable[Row]) -> float:
@@ -235,6 +216,34 @@ def severity(rows: Iterable[Row]) -> float:
     return max(over(error, noise * limit) for _, error, noise, limit in rows)
 
 
+def write_folder(
+    folder: Path,
+    verdict: Verdict,
+    place: str,
+    tensors: Mapping[str, Tensor],
+    script: str,
+    readme: str,
+    fields: Mapping[str, Any],
+) -> Path:
+    """Write the script, its tensors, versions of the run that failed, and a README. Returns: reproduce.py."""
+    torch.save({name: one.clone() for name, one in tensors.items()}, folder / "tensors.pt")
+    facts: dict[str, Any] = {"site": place}
+    for part in ("environment", "reference", "candidate"):
+        facts[part] = {k: v for k, v in getattr(verdict, part).items() if k not in _OF_THE_RUN}
+    write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
+    versions = verdict.environment.get("versions", {}) | verdict.candidate.get("versions", {})
+    shown = [f"{name} {versions[name]}" for name in _SHOWN if name in versions]
+    there = ", ".join([verdict.candidate.get("device", "the host"), *shown])
+    told = {"there": there, "sides": describe_sides(verdict)}
+    write_whole(folder / "README.md", render(readme, {**fields, **told}))
+    return write_whole(folder / "reproduce.py", script)
+
+
+def render(template: str, fields: Mapping[str, Any]) -> str:
+    """Render a template of this package."""
+    return text_environment(_TEMPLATES).get_template(template).render(fields)
+
+
 @dataclass
 class _Writer:
     """Writes the body of a function."""
@@ -243,6 +252,8 @@ class _Writer:
     names: Mapping[int, str]
     recorded: str
     longest: int
+    surplus: Counter[str]
+    """Operations that the other program runs less often."""
     _expressions: dict[int, str] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
     _count: int = 0
@@ -250,45 +261,35 @@ class _Writer:
     def write(self) -> str:
         """Return the lines. A value that is used once is written where it is used."""
         steps, target = self.program.steps, self.program.target
-        uses = self._uses
-        uses.update(number for step in steps for number in numbers_in((step.args, step.kwargs)))
-        uses[target] += 2
-        # A value may be computed later than the model did, but not after a change of memory.
-        changes = [0, *accumulate(map(_changes_memory, steps))]
-        used = {
-            number: changes[k]
-            for k, step in enumerate(steps)
-            for number in numbers_in((step.args, step.kwargs))
-        }
-        for step in reversed(steps):
-            if step.operation in _SAME_TENSOR and (same := step.results[0]) is not None:
-                made = step.args[0][VALUE]
-                uses[made] += uses[same] - 1
-                used[made] = max(used[made], used.get(same, 0))
-        lines = []
-        for k, step in enumerate(steps):
-            if step.operation in _SAME_TENSOR and step.results[0] is not None:
-                self._expressions[step.results[0]] = self._value(step.args[0][VALUE])
-                continue
-            code, has_several = self._operation(step), step.has_several
-            results = [number if number and uses[number] else None for number in step.results]
+        self._uses.update(
+            number for step in steps for number in numbers_in((step.args, step.kwargs))
+        )
+        self._uses[target] += 2
+        lines: list[str] = []
+        pending: list[int] = []
+        for step in steps:
+            code, read = self._operation(step), numbers_in((step.args, step.kwargs))
+            pending = [number for number in pending if number not in read]
+            if _changes_memory(step):  # what was made before is computed before
+                lines += [self._assign([number], self._expressions[number]) for number in pending]
+                pending = []
+            results = [number if number and self._uses[number] else None for number in step.results]
             if self._is_portable(step):
-                results, has_several = results[:1], False
-            made = [number for number in results if number is not None]
-            if (
-                made
-                and not has_several
-                and not _changes_memory(step)
-                and uses[made[0]] == 1
-                and used[made[0]] == changes[k]
-                and len(code) < self.longest
-            ):
-                self._expressions[made[0]] = code
-                continue
-            to = ", ".join("_" if one is None else self._new(one) for one in results)
-            to += "," * (has_several and len(results) == 1)
-            lines.append(f"    {to} = {code}" if made else f"    {code}")
+                results = results[:1]
+            is_alone = (len(results) == 1 and not step.has_several) or self._is_portable(step)
+            if is_alone and self._uses[results[0] or 0] == 1 and len(code) < self.longest:
+                self._expressions[results[0] or 0] = code
+                pending.append(results[0] or 0)
+            else:
+                lines.append(
+                    self._assign(results, code, "," * (len(results) == 1 and not is_alone))
+                )
         return "\n".join([*lines, f"    return {self._value(target)}"])
+
+    def _assign(self, results: Sequence[int | None], code: str, comma: str = "") -> str:
+        if not any(results):
+            return f"    {code}"
+        return f"    {', '.join('_' if one is None else self._new(one) for one in results)}{comma} = {code}"
 
     def _new(self, number: int) -> str:
         self._count += 1
@@ -302,51 +303,49 @@ class _Writer:
 
     def _is_portable(self, step: Step) -> bool:
         """Return True if the other form of an operation, which has only the first result, is enough."""
-        return step.operation in _PORTABLE and not any(
+        return step.operation == _OF_CPU and not any(
             self._uses[one or 0] for one in step.results[1:]
         )
 
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
-        if step.operation in _FORMS:
-            return _FORMS[step.operation].format(*map(self._code, step.args))
-        if "c10d" in namespace:
-            raise RuntimeError(f"ranks exchange tensors by {step.operation}")
         args = [self._code(one) for one in step.args]
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
-        name = _PLAIN.get(name, name)
-        called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
-        if self._is_portable(step):
-            called, keywords = _PORTABLE[step.operation]
-            args = [*args[:3], "enable_gqa=True", *map("{}={}".format, keywords, args[3:])]
-        kwargs = [item for item in step.kwargs.items() if item not in _USUAL]
-        args += [f"{name}={self._code(one)}" for name, one in kwargs]
-        return f"{called}({', '.join(args)})"
+        kwargs = [
+            f"{name}={self._code(one)}"
+            for name, one in step.kwargs.items()
+            if (name, one) not in _USUAL
+        ]
+        if step.operation in _FORMS:
+            code = _FORMS[step.operation].format(*args)
+        elif "c10d" in namespace:
+            raise RuntimeError(f"ranks exchange tensors by {step.operation}")
+        elif self._is_portable(step):
+            code = _PORTABLE.format(*args, "".join(f", {one}" for one in kwargs))
+        else:
+            called = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
+            code = f"{called}.{name}({', '.join([*args, *kwargs])})"
+        return code + _MARK if _describe(step) in self.surplus else code
 
-    def _code(self, value: Any) -> str:  # noqa: ANN401 - JSON
+    def _code(self, value: Any) -> str:  # noqa: ANN401, PLR0911 - an argument of torch
         match value:
-            case {"value": number}:
-                code = self._value(number)
-            case {"dtype": self.recorded}:
-                code = "dtype"
-            case {"dtype": "float32"}:
-                code = "upcast"
-            case {"dtype": name} | {"torch": name}:
-                code = f"torch.{name}"
-            case {"device": _}:
-                code = "device"
-            case {"number": text}:
-                code = f'float("{text}")'
-            case {"group": _}:
-                code = 't["group"]'
-            case {"unknown": kind}:
-                raise RuntimeError(f"an operation takes a {kind}")
-            case list():
-                code = f"[{', '.join(map(self._code, value))}]"
-            case _:
-                code = repr(value)
-        return code
+            case Value():
+                return self._value(value)
+            case Group():
+                return 't["group"]'
+            case torch.dtype():
+                names = {"torch.float32": "upcast", f"torch.{self.recorded}": "dtype"}
+                return names.get(str(value), str(value))
+            case torch.device():
+                return "device"
+            case float() if not math.isfinite(value):
+                return f'float("{value}")'
+            case type():
+                raise RuntimeError(f"an operation takes a {value.__name__}")
+            case list() | tuple():
+                return f"[{', '.join(map(self._code, value))}]"
+        return repr(value)
 
 
 def _changes_memory(step: Step) -> bool:

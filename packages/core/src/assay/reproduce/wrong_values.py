@@ -1,9 +1,9 @@
 """A stored value that is not what it should be, as a reproduction: a weight, a moment or a setting."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from assay.dtypes import float_format
 from assay.judge.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
-from assay.models.inspect.weights import all_tensors
+from assay.models.inspect.weights import Inspection, all_tensors
 from assay.models.stored_tensors import same_bits
-from assay.models.tensor_sources import TensorSource, UnknownFormError, value_in_form
-from assay.reproduce.script import Words, describe_machine, render, write_folder
+from assay.models.tensor_sources import UnknownFormError, value_in_form
+from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
 from assay.verdicts import Verdict
 
@@ -31,40 +31,43 @@ _MISTAKES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WrongValue:
-    """A tensor or setting that differs from its right value.
-
-    Of a tensor it holds the elements around the first difference.
-    """
+    """A tensor or setting that differs from its right value."""
 
     name: str
     when: str
     """Description of the time at which the value is wrong."""
-    expected: Tensor | str
-    """Elements in the dtype in which they are stored; a setting as Python code."""
-    actual: Tensor | str
+    expected: Any
+    """A tensor in the dtype in which it is stored, or a setting as Python code."""
+    actual: Any
     dtype: torch.dtype | None = None
     """In which both are compared; None of settings."""
-    first: int = 0
-    """The index of the first element that is held, in the flattened tensor."""
-    shape: tuple[int, ...] = ()
-    num_different: int = 1
-    whole: tuple[Tensor, Tensor] | None = None
-    """The right tensor and the wrong one, if they have one shape."""
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """The indices of the elements that differ, in the flattened tensor; of another shape, all."""
+        sides = self.expected, self.actual
+        if self.expected.shape != self.actual.shape:
+            return torch.arange(self.expected.numel())
+        of_bytes = (one.to(self.dtype).reshape(-1, 1).view(torch.uint8) for one in sides)
+        return torch.ne(*of_bytes).any(1).nonzero()[:, 0]
+
+    @property
+    def part(self) -> slice:
+        """The elements around the first difference."""
+        first = max(0, int(self.wrong[0]) - _BEFORE)
+        return slice(first, first + _BEFORE + _AFTER)
 
     @property
     def change(self) -> str:
         """Describe which rows of a weight differ, and a simple change that explains it; "" without rows."""
-        if self.whole is None:
-            return ""
-        expected, actual = self.whole
+        expected, actual = self.expected, self.actual
         is_of_rows = expected.ndim > 1 and expected.is_floating_point()
-        if not is_of_rows or expected.numel() > MOST_VALUES:
+        if not is_of_rows or expected.shape != actual.shape or expected.numel() > MOST_VALUES:
             return ""
         sides = actual.flatten(1).double(), expected.flatten(1).double()
-        names = (str(one.dtype).removeprefix("torch.") for one in self.whole)
-        unit = max(float_format(name).unit_roundoff for name in names)
+        unit = max(float_format(_name(one.dtype)).unit_roundoff for one in (expected, actual))
         proof = Proof(ROUNDOFFS * unit, unit)
         rows = proof.find_different(*sides).tolist()
         if not rows:
@@ -75,16 +78,43 @@ class WrongValue:
     @property
     def mistake(self) -> str | None:
         """Return code that makes the wrong values of the right ones `v`; None if none is known."""
-        if not isinstance(self.expected, Tensor) or not isinstance(self.actual, Tensor):
+        expected, actual = self.expected, self.actual
+        if expected.shape != actual.shape:
             return None
-        v, actual = self.expected.to(self.dtype), self.actual
-        if v.shape != actual.shape:
-            return None
+        v, actual = expected.to(self.dtype).flatten()[self.part], actual.flatten()[self.part]
         codes = [*_MISTAKES]
         if v.is_floating_point():
             largest = int(v.abs().argmax())
             codes.append(f"v * {float(actual[largest] / v[largest]):.4g}")
         return next((code for code in codes if _gives(code, v, actual)), None)
+
+    def write(self, headline: str, verdict: Verdict, folder: Path) -> Path:
+        """Write the folder. Returns: reproduce.py."""
+        tensors: dict[str, Tensor] = {}
+        fields = vars(self) | {"headline": headline, "mistake": None, "change": ""}
+        if self.dtype is not None:
+            expected, actual = (
+                one.flatten()[self.part].clone() for one in (self.expected, self.actual)
+            )
+            tensors = {"bytes": expected.view(torch.uint8), "actual": actual}
+            fields |= {
+                "mistake": self.mistake,
+                "change": self.change,
+                "dtype": _name(self.dtype),
+                "stored": _name(expected.dtype),
+                "shape": tuple(self.expected.shape),
+                "first": self.part.start,
+                "num_different": len(self.wrong),
+                "num_elements": self.expected.numel(),
+            }
+        script = render("wrong_value.py.j2", fields | {"headline": f"{self.name} is wrong"})
+        return write_folder(
+            folder, verdict, self.name, tensors, script, "wrong_value.md.j2", fields
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
@@ -103,27 +133,13 @@ def compare_values(
     """
     if actual is None and isinstance(expected, Tensor):
         actual = expected.new_empty(0)  # it is missing
-    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
-        right_text, text = (_as_literal(one) for one in (expected, actual))
-        if text != right_text:
-            yield WrongValue(name, when, right_text, text)
-        return
-    expected, actual = (one.detach().cpu().contiguous() for one in (expected, actual))
-    dtype = dtype or actual.dtype
-    sides_flat = [one.to(dtype).reshape(-1) for one in (expected, actual)]
-    if expected.shape == actual.shape:
-        bits = [one.view(torch.uint8).view(one.numel(), dtype.itemsize) for one in sides_flat]
-        wrong = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
-        if not len(wrong):
-            return
-    else:
-        sides_flat[1], wrong = sides_flat[1][:0], torch.arange(expected.numel())
-    first = max(0, int(wrong[0]) - _BEFORE)
-    part = slice(first, first + _BEFORE + _AFTER)
-    right, held = (one[part].clone() for one in (expected.reshape(-1), sides_flat[1]))
-    shape, whole = tuple(expected.shape), (expected, actual)
-    whole_if_alike = whole if expected.shape == actual.shape else None
-    yield WrongValue(name, when, right, held, dtype, first, shape, len(wrong), whole_if_alike)
+    if isinstance(expected, Tensor) and isinstance(actual, Tensor):
+        right, held = (one.detach().cpu().contiguous() for one in (expected, actual))
+        found = WrongValue(name, when, right, held, dtype or actual.dtype)
+        if len(found.wrong):
+            yield found
+    elif (literal := _as_literal(expected)) != (wrong := _as_literal(actual)):
+        yield WrongValue(name, when, literal, wrong)
 
 
 def compare_states(
@@ -135,28 +151,25 @@ def compare_states(
 
 
 def compare_weights(
-    model: nn.Module,
-    sources: Mapping[str, TensorSource],
-    made: Mapping[str, Tensor],
-    when: str,
-    dtype: torch.dtype | None = None,
+    model: nn.Module, inspection: Inspection, when: str, dtype: torch.dtype | None = None
 ) -> Iterator[WrongValue]:
-    """Yield parameters and buffers of `model` that differ from the files behind `sources`, or from `made`.
+    """Yield parameters and buffers of `model` that differ from the files of `inspection`, or from what no file holds.
 
-    made: the right values of those that no file holds.
     dtype: as of `compare_values`.
     """
     for path, tensor in all_tensors(model):
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()  # noqa: PLW2901 - a collective, before any rank goes on
         name, actual = unwrapped_path(path), tensor.detach().cpu()
-        source = sources.get(name)
-        try:
-            expected = made.get(name) if source is None else value_in_form(source, actual)
-        except UnknownFormError:
-            continue
+        source, expected = inspection.sources.get(name), inspection.made.get(name)
+        if source is not None:
+            try:
+                expected = value_in_form(source, actual)
+            except UnknownFormError:
+                continue
+        elif expected is not None:
+            expected = expected.to(actual.dtype)
         if expected is not None and not expected.is_meta:
-            expected = expected if source else expected.to(actual.dtype)
             yield from compare_values(name, expected, actual, when, dtype)
 
 
@@ -165,30 +178,13 @@ def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | N
 
     def rank(one: WrongValue) -> tuple[bool, bool]:
         # Of moments, not the number of steps.
-        return bool(parameter and parameter in one.name), math.prod(one.shape) > 1
+        is_tensor = isinstance(one.expected, Tensor) and one.expected.numel() > 1
+        return bool(parameter and parameter in one.name), is_tensor
 
     return max(found, key=rank, default=None)
 
 
-def write(one: WrongValue, words: Words, verdict: Verdict, folder: Path) -> Path:
-    """Write the four files into `folder`. Returns: reproduce.py."""
-    tensors: dict[str, Tensor] = {}
-    fields: dict[str, Any] = {name: getattr(one, name) for name in one.__slots__}
-    fields |= words._asdict() | {
-        "mistake": one.mistake,
-        "change": one.change,
-        "there": describe_machine(verdict),
-    }
-    if isinstance(one.expected, Tensor) and isinstance(one.actual, Tensor):
-        tensors = {"bytes": one.expected.view(torch.uint8), "actual": one.actual}
-        dtypes = (str(each).removeprefix("torch.") for each in (one.dtype, one.expected.dtype))
-        fields |= dict(zip(("dtype", "stored"), dtypes, strict=True))
-        fields["num_elements"] = math.prod(one.shape)
-    script, readme = (render(f"wrong_value.{kind}.j2", fields) for kind in ("py", "md"))
-    return write_folder(folder, verdict, one.name, tensors, script, readme)
-
-
 def _as_literal(value: object) -> str:
     if isinstance(value, Tensor):
-        value = f"a tensor of {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        value = f"a tensor of {_name(value.dtype)}{list(value.shape)}"
     return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.reproduce.script import Words
-from assay.reproduce.wrong_values import WrongValue, choose, compare_states, compare_values, write
+from assay.reproduce.wrong_values import WrongValue, choose, compare_states, compare_values
 from assay.verdicts import Outcome, Verdict
 
-WORDS = Words("a head", "a story", "cpu")
 VERDICT = Verdict(verdict=Outcome.FAIL, command=["assay"], levels={})
 Run = Callable[..., tuple[object, list[str]]]
 RIGHT = torch.arange(1.0, 121.0).reshape(12, 10)
@@ -50,9 +48,8 @@ def test_only_elements_around_the_first_difference_are_held() -> None:
     wrong[5, 3:] = 0
     found = difference(wrong)
     # The first is number 53, and 8 come before it.
-    assert (found.first, found.num_different, found.shape) == (45, 7, (12, 10))
-    assert isinstance(found.expected, Tensor)
-    assert found.expected.tolist() == [float(number) for number in range(46, 78)]
+    assert found.wrong.tolist() == [*range(53, 60)]
+    assert found.part == slice(45, 77)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +97,7 @@ def test_the_readme_names_rows_and_a_simple_change(
 ) -> None:
     found = difference(actual)
     assert found.change == (change and f"It differs {change}")
-    write(found, WORDS, VERDICT, tmp_path)
+    found.write("a head", VERDICT, tmp_path)
     assert found.change in (tmp_path / "README.md").read_text()
 
 
@@ -118,7 +115,7 @@ def test_the_readme_names_rows_and_a_simple_change(
 def test_the_folder_fails_and_passes_with_the_right_value(
     expected: object, actual: object, shown: str, tmp_path: Path, run: Run
 ) -> None:
-    script = write(difference(actual, expected), WORDS, VERDICT, tmp_path)
+    script = difference(actual, expected).write("a head", VERDICT, tmp_path)
     names = ["README.md", "environment.json", "reproduce.py", "tensors.pt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert len(script.read_text().splitlines()) < 80
@@ -128,6 +125,22 @@ def test_the_folder_fails_and_passes_with_the_right_value(
     assert json.loads((tmp_path / "environment.json").read_text())["site"] == "fc.weight"
     tensors = torch.load(tmp_path / "tensors.pt", weights_only=True)
     assert bool(tensors) == isinstance(expected, Tensor)
+
+
+def test_the_environment_does_not_name_the_users_code(tmp_path: Path) -> None:
+    verdict = Verdict(
+        verdict=Outcome.FAIL,
+        command=["assay", "plants.py:wrong"],
+        environment={"command": ["plants.py:wrong"], "versions": {"torch": "2.13"}},
+        candidate={"setup": "plants.py:wrong", "trainer": "plants.py:Wrong", "run": "cpu/float32"},
+    )
+    difference(None).write("a head", verdict, tmp_path)
+    assert json.loads((tmp_path / "environment.json").read_text()) == {
+        "site": "fc.weight",
+        "environment": {"versions": {"torch": "2.13"}},
+        "reference": {},
+        "candidate": {"run": "cpu/float32"},
+    }
 
 
 def test_a_value_of_the_named_parameter_comes_first() -> None:

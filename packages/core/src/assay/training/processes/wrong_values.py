@@ -53,19 +53,17 @@ def find_wrong_values(
     with progress.step("comparing its state"):
         if phase == "checkpoint":
             with comparable(side.run.dtype, side.device):
-                return list(_Checkpoint(side, check).compare())
+                return list(_compare_checkpoint(side, check))
         return list(chain(_compare_start(side, check), _compare_steps(side, check)))
 
 
 def _compare_start(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
     """Compare the weights before the first step with the files."""
-    options = check.options
-    loaded = load_model(options.model, dtype=side.run.dtype, remote_code=options.remote_code)
-    inspection = inspect_load(loaded, options.remote_code)
-    model = side.open().trainer.model
+    model, code = check.options.model, check.options.remote_code
+    fresh = inspect_load(load_model(model, dtype=side.run.dtype, remote_code=code), code)
     kept = torch.float32 if MIXED_PRECISION in check.features else None
-    when = "before the first step"
-    yield from compare_weights(model, inspection.sources, inspection.made, when, kept)
+    own = side.open().trainer.model
+    yield from compare_weights(own, fresh, "before the first step", kept)
 
 
 def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
@@ -74,12 +72,12 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
     optimizer = opened.trainer.optimizer
     inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
     found: list[WrongValue] = []
-    before: _Values = {}
+    before = _weights(side, opened)
     expected: _Values = {}
     step, narrow = 0, getattr(torch, side.run.dtype)
 
     def begin(*_arguments: object) -> None:
-        now = _values(side, opened)["model"]
+        now = _weights(side, opened)
         found.extend(compare_states(before, now, f"at the optimizer's step {step}"))
         if MIXED_PRECISION in check.features:
             expected.update(_updated_in_float32(side, opened, step))
@@ -94,9 +92,8 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
                 if any(torch.equal(one, state) for one in states[:drawn]):
                     when = f"at the first dropout of step {step}, which has the state of an earlier one"
                     found.extend(compare_values("generators.torch", left, state, when))
-            held = _values(side, opened)
-            before = held["model"]
-            now, when = before | held["held"], f"after the optimizer's step {step}"
+            before = _weights(side, opened)
+            now, when = _values(side, opened), f"after the optimizer's step {step}"
             for name, value in expected.items():
                 actual = now.get(name)
                 if isinstance(actual, Tensor) and fits(actual, narrow).all():
@@ -123,54 +120,44 @@ def _updated_in_float32(side: CandidateSide, opened: OpenedTrainer, step: int) -
     return expected
 
 
-class _Checkpoint:
-    """Compares a trainer with what it saves, and with the trainer that resumes."""
-
-    def __init__(self, side: CandidateSide, check: TrainCheck) -> None:
-        self._side, self._check = side, check
-        self._folder = check.folder / CHECKPOINT_FOLDER
-
-    def compare(self) -> Iterator[WrongValue]:
-        """Yield wrong values."""
-        side, resume_at, seed = self._side, self._check.options.resume_at, self._check.options.seed
-        num_ranks = math.prod(self._check.mesh.values())
-        opened = side.open()
-        inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
-        if resume_at > 1:  # a faulty trainer may write parts of the first checkpoint again
-            _train(opened, side.batches[: resume_at - 1])
-            opened.trainer.save(self._folder.with_name("first-checkpoint"))
-        _train(opened, side.batches[max(0, resume_at - 1) : resume_at])
-        before = _values(side, opened)
-        with opened.errors_in("save"):
-            opened.trainer.save(self._folder)
-        for wrong in self._differences(before, _values(side, opened), "after saving"):
-            if not wrong.name.startswith("generators"):  # a random file name may be drawn
-                yield wrong
-        saved = load_saved(opened, self._folder / MODEL_FOLDER, self._check)
-        if not isinstance(saved, str):
-            when = "in the model folder"
-            yield from compare_states(saved.expected, saved.actual, when)
-            own, other = ({name: one[k] for name, one in saved.settings.items()} for k in (0, 1))
-            yield from compare_states(own, other, when)
-        _train(opened, side.batches[resume_at:])
-        end = _values(side, opened)
-        opened.trainer.teardown()
-        resumed = side.open()
-        torch.manual_seed(seed + 1)
-        random.seed(seed + 1)
-        with resumed.errors_in("load"):
-            resumed.trainer.load(self._folder)
-        yield from self._differences(before, _values(side, resumed), "after loading the checkpoint")
-        _train(resumed, side.batches[resume_at:])
-        if opened.traits.inexact_resume is not None or num_ranks > MOST_IN_ANY_ORDER:
-            return
-        yield from self._differences(end, _values(side, resumed), "after the last resumed step")
-
-    def _differences(
-        self, expected: dict[str, _Values], actual: dict[str, _Values], when: str
-    ) -> Iterator[WrongValue]:
-        for part, values in expected.items():
-            yield from compare_states(values, actual[part], when)
+def _compare_checkpoint(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
+    """Compare a trainer with what it saves, and with the trainer that resumes."""
+    resume_at, seed = check.options.resume_at, check.options.seed
+    folder = check.folder / CHECKPOINT_FOLDER
+    opened = side.open()
+    inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
+    if resume_at > 1:  # a faulty trainer may write parts of the first checkpoint again
+        _train(opened, side.batches[: resume_at - 1])
+        opened.trainer.save(folder.with_name("first-checkpoint"))
+    _train(opened, side.batches[max(0, resume_at - 1) : resume_at])
+    before = _values(side, opened)
+    with opened.errors_in("save"):
+        opened.trainer.save(folder)
+    for wrong in compare_states(before, _values(side, opened), "after saving"):
+        if "generators." not in wrong.name:  # a random file name may be drawn
+            yield wrong
+    saved = load_saved(opened, folder / MODEL_FOLDER, check)
+    if not isinstance(saved, str):
+        when = "in the model folder"
+        yield from compare_states(saved.expected, saved.actual, when)
+        own, other = ({name: one[k] for name, one in saved.settings.items()} for k in (0, 1))
+        yield from compare_states(own, other, when)
+    _train(opened, side.batches[resume_at:])
+    end = _values(side, opened)
+    opened.trainer.teardown()
+    resumed = side.open()
+    torch.manual_seed(seed + 1)
+    random.seed(seed + 1)
+    with resumed.errors_in("load"):
+        resumed.trainer.load(folder)
+    yield from compare_states(before, _values(side, resumed), "after loading the checkpoint")
+    _train(resumed, side.batches[resume_at:])
+    if (
+        opened.traits.inexact_resume is not None
+        or math.prod(check.mesh.values()) > MOST_IN_ANY_ORDER
+    ):
+        return
+    yield from compare_states(end, _values(side, resumed), "after the last resumed step")
 
 
 def _train(opened: OpenedTrainer, batches: Batches) -> None:
@@ -179,18 +166,17 @@ def _train(opened: OpenedTrainer, batches: Batches) -> None:
             step_until_made(partial(opened.trainer.step, copied(batch)))
 
 
-def _values(side: CandidateSide, opened: OpenedTrainer) -> dict[str, _Values]:
-    """Copy what a trainer holds, and then what it says that it holds, by path."""
+def _values(side: CandidateSide, opened: OpenedTrainer) -> _Values:
+    """Copy what a trainer holds, and what it says that it holds, by path."""
+    state = current_state(opened.trainer, side.device.torch_device)
+    held = {name: state[name] for name in ("moments", "trainable")}
+    parts = leaves_of(held | {"state_dict": opened.trainer.state_dict()})
+    return _weights(side, opened) | {path: _copied(leaf) for path, leaf in parts}
+
+
+def _weights(side: CandidateSide, opened: OpenedTrainer) -> _Values:
     held = current_state(opened.trainer, side.device.torch_device)
-    parts = {
-        "model": held["model"],
-        "held": {name: held[name] for name in ("moments", "trainable")},
-        "stated": opened.trainer.state_dict(),
-    }
-    return {
-        part: {path: _copied(leaf) for path, leaf in leaves_of(value)}
-        for part, value in parts.items()
-    }
+    return {path: _copied(leaf) for path, leaf in leaves_of(held["model"])}
 
 
 def _copied(leaf: object) -> object:
