@@ -1,13 +1,14 @@
-"""Fuzzed readers of this package: expectations, thresholds, conversations."""
+"""Fuzzed readers of this package: expectations, thresholds, texts."""
 
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from assay.files import read_toml_record
 from assay.runs.results import write_results
 from assay_expectations.capture_and_verify import read_files
 from assay_expectations.changes import change_as_markdown, find_change
-from assay_expectations.decoders import prompt_lines, read_texts, read_thresholds
+from assay_expectations.decoders import Thresholds, prompt_lines, read_texts
 from assay_expectations.page import collect_cells, write_page
 from assay_expectations.records import read_expectation, write_expectation
 from packages.core.tests.fuzz.reader import Reader
@@ -24,10 +25,6 @@ diff_mean = 0.25
 
 [runs]
 "a/measurements.jsonl" = { tokens = 9, cross_entropy = 0.4, diff_mean = 0.2 }
-
-[shapes.4x64x16]
-failure_rate = 0.02
-thresholds.cross_entropy = 0.75
 """
 
 
@@ -60,17 +57,15 @@ def _write_thresholds(folder: Path) -> None:
     (folder / "thresholds.toml").write_text(_THRESHOLDS)
 
 
-def _write_conversations(folder: Path) -> None:
-    conversations = [
-        {"id": n, "conversations": [{"from": "human", "value": f"question {n}"}]} for n in range(3)
-    ]
-    (folder / "sharegpt.json").write_text(json.dumps(conversations))
+def _write_texts(folder: Path) -> None:
+    lines = [json.dumps({"prompt": f"question {number}"}) for number in range(3)]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
 
 
 READERS = (
     Reader("expectation", _write_expectations, _diff, sealed=True),
     Reader("expectations-page", _write_page_sources, _page),
-    Reader("thresholds", _write_thresholds, lambda folder: read_thresholds(folder / "thresholds.toml")),
-    Reader("conversations", _write_conversations,
-           lambda folder: prompt_lines(read_texts(folder / "sharegpt.json"), 2, 4)),
+    Reader("thresholds", _write_thresholds, lambda folder: read_toml_record(Thresholds, folder / "thresholds.toml")),
+    Reader("texts", _write_texts,
+           lambda folder: prompt_lines(read_texts(folder / "texts.jsonl"), 2, 4)),
 )  # fmt: skip

@@ -2,16 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from assay.api.options import Option
 from assay.cli.derived_commands import AllowUnused, with_options
 from assay.output.streams import print_error, print_text
-
-if TYPE_CHECKING:
-    from assay.runs import RunFolder
 
 app = typer.Typer(
     no_args_is_help=True, help="Capture outputs of a model on a device, and verify them later."
@@ -37,17 +34,6 @@ def capture(  # noqa: PLR0913 - one for each option
             "FILE.json|DIR",
         ),
     ],
-    shapes: Annotated[
-        str | None,
-        Option(
-            "Capture metrics and references of decoders for `assay calibrate` instead, with these"
-            " rows, prompt lengths and new tokens.",
-            "BxTxN,...",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, Option("With --shapes: sets of prompts per shape. Default: 3.", "N", minimum=1)
-    ] = None,
     captures: Annotated[
         int | None, Option("Number of captures, which must agree. Default: 3.", "N", minimum=1)
     ] = None,
@@ -84,8 +70,6 @@ def capture(  # noqa: PLR0913 - one for each option
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
 
-    Example: assay expect capture micro:llama --run cpu/float16 --shapes 1x64x16,4x64x16 --output kept
-
     Exit code: 0; 2 usage or environment error, or captures that do not agree.
     """
     from assay.errors import UsageError
@@ -112,22 +96,6 @@ def capture(  # noqa: PLR0913 - one for each option
         and not output.is_dir()
     ):
         raise UsageError(f"--output {output}: name a FILE.json or a folder")
-    if shapes is not None:
-        from assay_expectations.decoders import Shape, capture_metrics
-
-        if any((approved_by, reason, captures, prompts, given)) or output.suffix == ".json":
-            raise UsageError(
-                "--shapes needs a DIR and excludes --approved-by, --reason, --captures and options of inputs,"
-                " because it writes no expectation"
-            )
-        parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
-        with open_progress() as progress:
-            for model in models:
-                for file in capture_metrics(model, run, parsed, seeds or 3, output, progress):
-                    print_text(file)
-        return
-    if seeds is not None:
-        raise UsageError("--seeds needs --shapes; --captures repeats the capture of an expectation")
     if len(models) > 1 and output.suffix == ".json":
         raise UsageError(f"{output} is a file: several models need a DIR")
     with open_progress() as progress:
@@ -142,16 +110,6 @@ def capture(  # noqa: PLR0913 - one for each option
             )
             options = with_settings_of_earlier(options, given, output)
             print_text(capture_expectation(options, output, progress))
-
-
-def _open_folder(command: str, output: Path | None) -> "RunFolder":
-    """Make the folder of a run, or continue in that of a run that ended before its verdict."""
-    from assay.runs import RunFolder
-    from assay.runs.results import VERDICT_FILE
-
-    is_interrupted = output is not None and not (output / VERDICT_FILE).exists()
-    begin = RunFolder.resume if is_interrupted else RunFolder.create
-    return begin(command, output)
 
 
 @app.command()
@@ -177,10 +135,10 @@ def verify(
     may differ; the verdict lists them.
     """
     from assay.cli.ending import finish
-    from assay.runs import open_progress
+    from assay.runs import RunFolder, open_progress
     from assay_expectations.capture_and_verify import verify_expectations
 
-    folder = _open_folder("expect verify", output)
+    folder = RunFolder.create("expect verify", output)
     with open_progress() as progress:
         verify_expectations(
             expectations or [],
@@ -217,11 +175,12 @@ def diff(
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
     from assay.errors import UsageError
+    from assay.runs import RunFolder
     from assay_expectations.capture_and_verify import diff_expectations
 
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other")
-    folder = _open_folder("expect diff", output)
+    folder = RunFolder.create("expect diff", output)
     text = diff_expectations(expected, actual, folder.path)
     verdict = CheckedVerdict.publish(folder.path)
     if as_markdown:

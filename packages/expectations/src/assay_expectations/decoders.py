@@ -1,12 +1,9 @@
-"""The decoder suite: a model and shape against a cached reference, with thresholds and published variables.
-
-The metrics of a trusted device, from which thresholds are calibrated, come from the same checks.
-"""
+"""The decoder suite: a model and shape against a cached reference, with thresholds and published variables."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
 from math import ceil, inf
@@ -19,18 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import read_json, read_toml_record, write_whole
 from assay.generate.check import capture, check_generate
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
-from assay.inputs import built_in_texts
+from assay.inputs import built_in_texts, read_prompts
 from assay.judge.limits import FAILURE_RATE, PUBLISHED_METRICS
 from assay.models import RECIPES
 from assay.models.sources import hash_files, resolve_model
 from assay.runs import Progress
 from assay.runs.results import read_measurements
-from assay.verdicts import Outcome, Verdict
-from assay.watchdog import temporary_folder
-from assay_expectations.records import require_writable
+from assay.verdicts import Verdict
 
 _Metric = Annotated[str, Field(pattern=f"^({'|'.join(PUBLISHED_METRICS)})$")]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -67,7 +61,7 @@ class Shape:
 
 
 class Thresholds(BaseModel):
-    """The thresholds of one shape."""
+    """A file of `assay calibrate`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -75,37 +69,11 @@ class Thresholds(BaseModel):
     """Threshold of each metric."""
     failure_rate: _Share = FAILURE_RATE
     """Share of tokens at or over a threshold from which a test fails."""
+    false_failure_bound: float | None = None
+    runs: dict[str, object] = Field(default_factory=dict)
 
 
 NO_THRESHOLDS = Thresholds(metrics={})
-
-
-class _File(Thresholds):
-    """A file of `assay calibrate`."""
-
-    false_failure_bound: float | None = None
-    runs: dict[str, object] = Field(default_factory=dict)
-    shapes: dict[str, Thresholds] = Field(default_factory=dict)
-
-
-def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
-    """Read a file of `assay calibrate`. Returns: the thresholds for all shapes, and for single shapes.
-
-    A table such as `[shapes.4x64x16.thresholds]`, with an optional `failure_rate` in `[shapes.4x64x16]`,
-    serves a single shape.
-    Raises: UsageError.
-    """
-    read = read_toml_record(_File, path)
-    rates = {"failure_rate": read.failure_rate}
-    by_shape = {
-        Shape.parse(name): Thresholds(
-            metrics=read.metrics | own.metrics,
-            **rates | own.model_dump(include={"failure_rate"}, exclude_unset=True),
-        )
-        for name, own in read.shapes.items()
-    }
-    return Thresholds(metrics=read.metrics, **rates), by_shape
-
 
 DEFAULT_SHAPES = tuple(Shape(*sizes) for sizes in product(*_DEFAULT_SIZES))
 
@@ -120,16 +88,12 @@ class DecoderOptions:
     attentions: tuple[str, ...] = ("default",)
     """Attention of the candidate, as named by transformers."""
     prompts: Path | None = None
-    """File in the ShareGPT format; None for the built-in texts."""
+    """File in the format of `read_prompts`; None for the built-in texts."""
     tokens_per_row: int | None = None
     """Tokens for each row of a shape, in as many batches as necessary; None for one batch."""
     thresholds: Thresholds = NO_THRESHOLDS
-    shape_thresholds: Mapping[Shape, Thresholds] = field(default_factory=dict)
-    """Thresholds of shapes that have their own."""
     references: Path | None = None
     """Cache of references."""
-    seed: int = 0
-    """Selects the prompts."""
     ranks: int = 1
     """Devices over which the candidate's model is sharded."""
 
@@ -148,8 +112,6 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
     Raises: UsageError that names the variable.
     """
     variables = _Variables(environment)
-    for name in ("FORCE_VALIDATION_LEVEL_1", "SAVE_VALIDATION_INFO_OUTPUTS"):
-        variables.read(name, "0 or 1")
     changes: dict[str, Any] = {}
     uses_micro_models = all(variables.read("USE_MICRO_MODELS", "0 or 1")[:1])
     if models := variables.words("COMMON_MODEL_PATHS"):
@@ -257,8 +219,6 @@ _SOFTWARE = ("assay-core", "torch", "transformers")
 # Longer than common tokens, so that texts have enough tokens.
 _CHARACTERS_A_TOKEN = 8
 
-_HUMAN = ("human", "user")
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderCheck:
@@ -286,7 +246,6 @@ class DecoderCheck:
             read_texts(self.options.prompts),
             num_prompts,
             self.shape.prompt_length,
-            first=self.options.seed * num_prompts,
         )
         prompts = self.folder / "prompts.jsonl"
         prompts.write_text(lines, encoding="utf-8")
@@ -313,36 +272,27 @@ class DecoderCheck:
         """Return the folder with verdict, measurements and logs."""
         return self.folder / "check"
 
-    @property
-    def thresholds(self) -> Thresholds:
-        """Return the thresholds of the shape."""
-        return self.options.shape_thresholds.get(self.shape, self.options.thresholds)
-
     def exceeded_thresholds(self) -> list[str]:
-        """Describe each published metric with too many tokens at or over its threshold."""
-        thresholds = self.thresholds
-        return [
-            f"{name}: {rate:.2%} of the tokens are at or over {thresholds.metrics[name]:g}"
-            f" (fails from {thresholds.failure_rate:.2%})"
-            for name, rate in self.failure_rates().items()
-            if rate >= thresholds.failure_rate
-        ]
-
-    def failure_rates(self) -> dict[str, float]:
-        """Return the share of tokens at or over the threshold of each metric. NaN counts as over."""
-        values: dict[str, list[float]] = {name: [] for name in self.thresholds.metrics}
+        """Describe each published metric with too many tokens at or over its threshold. NaN counts as over."""
+        thresholds = self.options.thresholds
+        values: dict[str, list[float]] = {name: [] for name in thresholds.metrics}
         rows, complaints = read_measurements(self.results)
         if complaints:
             raise UsageError(f"{self.results}: {complaints[0]}")
         for row in rows:
             if row.statistic in values:
                 values[row.statistic].append(row.actual)
-        if empty := [name for name, found in values.items() if not found]:
-            raise UsageError(f"no token has {', '.join(empty)}: {self.results}")
-        return {
-            name: sum(not value < limit for value in values[name]) / len(values[name])
-            for name, limit in self.thresholds.metrics.items()
-        }
+        exceeded = []
+        for name, limit in thresholds.metrics.items():
+            if not (found := values[name]):
+                raise UsageError(f"no token has {name}: {self.results}")
+            rate = sum(not value < limit for value in found) / len(found)
+            if rate >= thresholds.failure_rate:
+                exceeded.append(
+                    f"{name}: {rate:.2%} of the tokens are at or over {limit:g}"
+                    f" (fails from {thresholds.failure_rate:.2%})"
+                )
+        return exceeded
 
     def _reference(self, inputs: InputOptions, lines: str, progress: Progress) -> Path:
         """Return the reference's folder: cached in `references`, or captured now."""
@@ -377,14 +327,13 @@ class DecoderCheck:
         return golden
 
 
-def prompt_lines(texts: Sequence[str], num_prompts: int, length: int, first: int = 0) -> str:
+def prompt_lines(texts: Sequence[str], num_prompts: int, length: int) -> str:
     """Format prompts of at least `length` tokens as JSON lines. The check shortens them.
 
     Each prompt joins texts from another start, so texts can repeat.
-    first: index of the first prompt's first text.
     """
     lines = []
-    for number in range(first, first + num_prompts):
+    for number in range(num_prompts):
         parts: list[str] = []
         while sum(map(len, parts)) < _CHARACTERS_A_TOKEN * length:
             parts.append(texts[(number + len(parts)) % len(texts)])
@@ -393,82 +342,10 @@ def prompt_lines(texts: Sequence[str], num_prompts: int, length: int, first: int
 
 
 def read_texts(file: Path | None) -> Sequence[str]:
-    """Read the first message of each conversation in a ShareGPT file, or return the built-in texts.
-
-    Raises: UsageError that names file and conversation.
-    """
+    """Return the first message of each line of a prompts file, or the built-in texts. Raises: UsageError."""
     if file is None:
         return built_in_texts()
-    conversations = read_json(file)
-    if not isinstance(conversations, list) or not conversations:
-        raise UsageError(f"prompts {file}: expected a list of conversations in the ShareGPT format")
-    texts = [
-        text
-        for number, one in enumerate(conversations)
-        for text in _asked(one, f"{file}: {number}")
-    ]
-    if not texts:
-        raise UsageError(f"prompts {file}: no conversation begins with a human message")
+    texts = [message["content"] for line in read_prompts(file) for message in line.messages[:1]]
+    if not any(texts):
+        raise UsageError(f"prompts {file}: there is no text")
     return texts
-
-
-def _asked(conversation: object, where: str) -> Iterator[str]:
-    messages = conversation.get("conversations") if isinstance(conversation, dict) else None
-    if not isinstance(messages, list):
-        raise UsageError(f"{where}: expected an object with a list `conversations`")
-    for message in messages[:1]:
-        if not isinstance(message, dict) or not isinstance(message.get("value"), str):
-            raise UsageError(f"{where}: expected messages with `from` and a text `value`")
-        if message.get("from") in _HUMAN and message["value"]:
-            yield message["value"]
-
-
-REFERENCES, METRICS = "references", "metrics"
-
-
-def capture_metrics(
-    model: str,
-    run: str,
-    shapes: Sequence[Shape],
-    num_seeds: int,
-    output: Path,
-    progress: Progress,
-) -> Iterator[Path]:
-    """Write references and metrics into two folders of `output`. Yield each finished file of metrics.
-
-    num_seeds: sets of prompts per shape.
-    Raises: UsageError if `run` does not pass the ladder, or if there are too few texts for the prompts.
-    """
-    num_texts = len(built_in_texts())
-    for shape in shapes:
-        if num_seeds * shape.batch_size > num_texts:
-            raise UsageError(
-                f"--seeds {num_seeds} with shape {shape}: the {num_texts} texts are too few, two"
-                " sets would have equal prompts"
-            )
-    require_writable(output)
-    options = DecoderOptions(references=output / REFERENCES)
-    trials = list(product(shapes, range(num_seeds)))
-    with progress.task(f"{model} on {run}", len(trials)) as task:
-        for shape, seed in trials:
-            with temporary_folder("assay-metrics-") as scratch:
-                check = DecoderCheck(model, shape, run, scratch, replace(options, seed=seed))
-                verdict = check.run(progress)
-                if verdict.verdict is not Outcome.PASS:
-                    raise UsageError(
-                        f"{run} cannot be trusted: {model} with shape {shape} is"
-                        f" {verdict.verdict.value} against cpu/float32. To reproduce: pytest --pyargs"
-                        f" assay_expectations.suites -k decoders --decoder-model {model}"
-                        f" --decoder-shape {shape} --assay-device {run}"
-                    )
-                yield _keep_metrics(check, f"{shape}-seed{seed}", output / METRICS)
-            task.advance()
-
-
-def _keep_metrics(check: DecoderCheck, name: str, folder: Path) -> Path:
-    """Write the published metrics of a check to a file."""
-    rows, _ = read_measurements(check.results)
-    kept = [row.model_dump_json() for row in rows if row.statistic in PUBLISHED_METRICS]
-    owner = "-".join(f"{check.model}-{check.candidate}".replace(":", "/").split("/"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return write_whole(folder / f"{owner}-{name}.jsonl", "\n".join(kept) + "\n")

@@ -207,7 +207,7 @@ class _Explainer:
         """List steps, and last the one that accepts the run, which a patched run never is."""
         return self._after_restoring(*first, *([] if self.here.setup else [self.accept]))
 
-    def _describe_move(self, exact: Exact | Reference) -> tuple[str | None, str]:
+    def _describe_move(self, exact: Exact) -> tuple[str | None, str]:
         """Return the first module with other results, and words for it and the change of the outputs."""
         dtype = self.reference.yardstick_dtype
         moved = exact_change(self.expectation.signature, exact.yardstick)

@@ -17,12 +17,13 @@ from torch.nn import functional
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.hooks.tensors import iterate_tensors
 from assay.models import load_model
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
 from assay_expectations.capture_and_verify import capture_expectation, verify_expectations
 from assay_expectations.observing import find_model
-from assay_expectations.records import CaptureOptions, Weight, read_expectation, weight_differences
+from assay_expectations.records import CaptureOptions, read_expectation
 
 _NUM_TOKENS = 8
 
@@ -169,16 +170,6 @@ class ExpectedModel:
             self.files(), self.run, self.scratch, SilentProgress(), setup, model=self.place
         )
 
-    def weight_differences(self) -> list[str]:
-        """List the differences between stored and captured weights."""
-        stored = load_model(self.source, dtype="float32").stored_weights
-        here = {name: Weight.of(one) for name, one in stored.items()}
-        return [
-            f"{file.name}: {difference}"
-            for file in self.files()
-            for difference in weight_differences(read_expectation(file).key.content.weights, here)
-        ]
-
 
 def unused_files(folder: Path, models: list[str]) -> list[str]:
     """Describe the expectations in `folder` of models that are not in `models`."""
@@ -205,7 +196,9 @@ def tuple_differences(model: str, run: str) -> list[str]:
         as_tuple = loaded.model(input_ids=ids, output_hidden_states=True, return_dict=False)
     if not isinstance(as_tuple, tuple):
         return [f"return_dict=False returns a {type(as_tuple).__name__}"]
-    expected, actual = _tensors(by_name.to_tuple()), _tensors(as_tuple)
+    expected, actual = (
+        [tensor for _, tensor in iterate_tensors(one, "")] for one in (by_name.to_tuple(), as_tuple)
+    )
     if len(expected) != len(actual):
         return [f"{len(actual)} tensors in the tuple, {len(expected)} by name"]
     return [
@@ -213,12 +206,3 @@ def tuple_differences(model: str, run: str) -> list[str]:
         for number, (one, other) in enumerate(zip(actual, expected, strict=True))
         if not torch.equal(one, other)
     ]
-
-
-def _tensors(value: object) -> list[Tensor]:
-    """Return all tensors of a nested tuple, in order, without caches."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return []

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -89,27 +89,20 @@ from assay_expectations.records import (
 _MAX_POSITIONS = 16
 
 
-class ForcedRows(NamedTuple):
-    """Compared rows of a run."""
-
-    rows: list[list[Tensor]]
-    """By batch and text, (N, V) in float64: log-probabilities, or the values of other outputs."""
-    outputs: list[str]
-    """Names of these outputs; empty for logits."""
-
-
 def run_rows(
     side: Side,
     batches: Sequence[Batch],
     tokens: Sequence[Tensor],
     tracer: ModuleTracer | None = None,
-) -> ForcedRows:
-    """Run a model under forced `tokens`, (B, N) by batch.
+) -> tuple[list[list[Tensor]], list[str]]:
+    """Run a model under forced `tokens`, (B, N) by batch. tracer: an attached tracer, or None.
 
-    If it does not generate, rows of tokens are those of a few positions of each text, never in padding.
-    tracer: an attached tracer, or None.
+    Returns: rows by batch and text, (N, V) in float64: log-probabilities, or values of other outputs; and the
+        names of these outputs, [] for logits. If the model does not generate, rows are those of a few
+        positions of each text, never in padding.
     """
-    found = ForcedRows([], [])
+    rows: list[list[Tensor]] = []
+    names: list[str] = []
     for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
         if tracer is not None:
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))
@@ -117,11 +110,11 @@ def run_rows(
         if LOGITS in outputs:
             logp_BTV = outputs[LOGITS].double().log_softmax(-1)
             generates = tokens_BN.shape[1] > 0
-            found.rows.append([*logp_BTV] if generates else _rows_of([logp_BTV], work.batch))
+            rows.append([*logp_BTV] if generates else _rows_of([logp_BTV], work.batch))
         else:
-            found.outputs[:] = outputs
-            found.rows.append(_rows_of([*outputs.values()], work.batch))
-    return found
+            names = [*outputs]
+            rows.append(_rows_of([*outputs.values()], work.batch))
+    return rows, names
 
 
 def _rows_of(outputs: Sequence[Tensor], batch: Batch) -> list[Tensor]:
@@ -181,13 +174,6 @@ def observe(
         raise UsageError(f"the model returns {names[0]}, and {names[1]} was captured")
     return Observed(
         distributions=distributions_of(given, top_ids),
-        most_likely=[
-            [
-                logp_NV.topk(ids_NK.shape[-1], dim=-1).values.tolist()
-                for logp_NV, ids_NK in zip(*batch, strict=True)
-            ]
-            for batch in zip(given, top_ids, strict=True)
-        ],
         dtype=_usual_dtype(side),
     )
 
@@ -406,47 +392,6 @@ def after_setup(candidate: Candidate, setup: str) -> Candidate:
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 
-class Signed(NamedTuple):
-    """The answer of `capture_signature`."""
-
-    signature: Signature
-    layers: dict[str, float]
-    """Relative error of each module."""
-    exact_layers: dict[str, list[float]]
-    """Pooled projections of each module of the yardstick."""
-    yardstick_dtype: str
-
-
-def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Signed:
-    """Run the candidate and its yardstick on the same tokens."""
-    settings = candidate.key.content.settings
-    batches = candidate.plan.batches
-    num_tokens = count_tokens(batches)
-    with progress.step("loading the exact reference"):
-        yardstick = open_yardstick(model, candidate)
-    # Three runs: generation, then twice its tokens, the second time with projections of modules.
-    with progress.task("running the exact reference", 3 * num_tokens, "tokens"):
-        tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
-        exactly, outputs = run_rows(yardstick, batches, tokens)
-        exact_layers = sketch_layers(yardstick, batches, tokens)
-    top_ids = [
-        [logp_NV.topk(min(settings.top_k, logp_NV.shape[-1])).indices for logp_NV in batch]
-        for batch in exactly
-    ]
-    with progress.task(f"running on {candidate.side.device.name}", 2 * num_tokens, "tokens"):
-        captured, _ = run_rows(candidate.side, batches, tokens)
-        layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
-    signature = Signature(
-        tokens=[tokens_BN.tolist() for tokens_BN in tokens],
-        top_ids=[[ids_NK.tolist() for ids_NK in batch] for batch in top_ids],
-        spreads=[[_spreads(logp_NV).tolist() for logp_NV in batch] for batch in exactly],
-        yardstick=distributions_of(exactly, top_ids),
-        captured=distributions_of(captured, top_ids),
-        outputs=outputs,
-    )
-    return Signed(signature, layers, pool_sketches(exact_layers), yardstick.loaded.dtype)
-
-
 def open_yardstick(model: str, candidate: Candidate, config_folder: Path | None = None) -> Side:
     """Load the yardstick. config_folder: as of `load_model`."""
     host, loaded, exact = open_device(HOST), candidate.side.loaded, _yardstick_dtype(candidate)
@@ -510,26 +455,55 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
         candidate = open_candidate(
             options.model, run, options.settings, options.prompts, options.chats
         )
-        chats = options.chats
-        if options.settings.chat and isinstance(options.prompts, str):
-            chats = [line.messages for line in read_prompts(Path(options.prompts))]
     for note in candidate.side.loaded.notes:
         progress.note(note)
-    device, machine = candidate.side.device, candidate.key.machine
-    signed = capture_signature(options.model, candidate, progress)
-    signature = signed.signature
-    limits = limits_of(signature)
+    expectation = capture_loaded(options, candidate, progress)
     with progress.step("comparing with the host"):
-        on_host = captured_on_host(options.model, candidate, signature)
-    expectation = Expectation(
+        on_host = captured_on_host(options.model, candidate, expectation.signature)
+    return Captured(expectation=expectation, on_host=on_host)
+
+
+def capture_loaded(
+    options: CaptureOptions, candidate: Candidate, progress: Progress
+) -> Expectation:
+    """Run the candidate and its yardstick on the same tokens."""
+    device, machine = candidate.side.device, candidate.key.machine
+    settings, batches = candidate.key.content.settings, candidate.plan.batches
+    num_tokens = count_tokens(batches)
+    with progress.step("loading the exact reference"):
+        yardstick = open_yardstick(options.model, candidate)
+    # Three runs: generation, then twice its tokens, the second time with projections of modules.
+    with progress.task("running the exact reference", 3 * num_tokens, "tokens"):
+        tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
+        exactly, outputs = run_rows(yardstick, batches, tokens)
+        exact_layers = sketch_layers(yardstick, batches, tokens)
+    top_ids = [
+        [logp_NV.topk(min(settings.top_k, logp_NV.shape[-1])).indices for logp_NV in batch]
+        for batch in exactly
+    ]
+    with progress.task(f"running on {device.name}", 2 * num_tokens, "tokens"):
+        captured, _ = run_rows(candidate.side, batches, tokens)
+        layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
+    signature = Signature(
+        tokens=[tokens_BN.tolist() for tokens_BN in tokens],
+        top_ids=[[ids_NK.tolist() for ids_NK in batch] for batch in top_ids],
+        spreads=[[_spreads(logp_NV).tolist() for logp_NV in batch] for batch in exactly],
+        yardstick=distributions_of(exactly, top_ids),
+        captured=distributions_of(captured, top_ids),
+        outputs=outputs,
+    )
+    limits, chats = limits_of(signature), options.chats
+    if settings.chat and isinstance(options.prompts, str):
+        chats = [line.messages for line in read_prompts(Path(options.prompts))]
+    return Expectation(
         model=options.model,
         key=candidate.key,
         captures=[values_of(judge_numbers(signature, signature.captured, machine.dtype, limits))],
         limits=limits,
         limits_origin=limits_origin(options.model, machine),
         signature=signature,
-        layers=signed.layers,
-        exact_layers=signed.exact_layers,
+        layers=layers,
+        exact_layers=pool_sketches(exact_layers),
         config=record_settings(options.model),
         prompts=[]
         if options.prompts is None
@@ -541,13 +515,12 @@ def capture(options: CaptureOptions, progress: Progress) -> Captured:
             product=device.product(),
             versions=versions_of(device),
             torch_settings=dict(torch_settings()),
-            yardstick_dtype=signed.yardstick_dtype,
+            yardstick_dtype=yardstick.loaded.dtype,
             container=os.environ.get(CONTAINER),
             approved_by=options.approved_by,
             reason=options.reason,
         ),
     )
-    return Captured(expectation=expectation, on_host=on_host)
 
 
 def _inputs_of(candidate: Candidate) -> list[list[int]]:
@@ -563,8 +536,10 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
     seen = []
     with progress.task(f"observing on {run}", len(expectations), "expectations") as task:
         for file, expectation in expectations.items():
-            is_useful = _is_useful(expectation, machine, [*expectations.values()])
-            seen.append(_observe(file, expectation, run, request) if is_useful else Seen(file=file))
+            is_of_here = expectation.key.machine == machine
+            seen.append(
+                _observe(file, expectation, run, request) if is_of_here else Seen(file=file)
+            )
             task.advance()
     return AllSeen(
         machine=machine,
@@ -574,16 +549,6 @@ def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
         model=request.model,
         seen=seen,
     )
-
-
-def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
-    """Return True for this machine; or, if it has none, for machines with the same rounding."""
-    if expectation.key.machine == here:
-        return True
-    there = expectation.key.machine
-    rounds_alike = (there.dtype, there.precision) == (here.dtype, here.precision)
-    has_own = any(one.model == expectation.model and one.key.machine == here for one in others)
-    return rounds_alike and not has_own
 
 
 def find_model(model: str, file: Path) -> str:
@@ -636,13 +601,8 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
             observed = observe(candidate.side, batches, expectation.signature, watch)
     except UsageError as error:
         return seen.model_copy(update={"problem": str(error)})
-    found: dict[str, Any] = {
-        "observed": observed,
-        "usage": Usage.model_validate(watch.to_json()),
-    }
-    if expectation.key.machine == machine_of(run, candidate.side.device):
-        found |= _request_reference(candidate, expectation, observed)
-    return seen.model_copy(update=found)
+    found = {"observed": observed, "usage": Usage.model_validate(watch.to_json())}
+    return seen.model_copy(update=found | _request_reference(candidate, expectation, observed))
 
 
 def _request_reference(

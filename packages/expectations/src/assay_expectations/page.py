@@ -65,7 +65,7 @@ class Cell:
     age_days: int | None = None
     seen: Sighting | None = None
     num_left_out: int = 0
-    """Runs with `--model` or a setup function, which judge another model."""
+    """Runs with a setup function, or with other files by `--model`."""
 
     @property
     def state(self) -> State:
@@ -152,7 +152,8 @@ def _sightings(
                 state = "pass" if level.verdict is Outcome.PASS else failed
                 sighting = Sighting(state, date, level.reason or "", report)
                 place = Path(name).name.removesuffix(".json"), str(facts["expectation"])
-                if verdict.candidate.keys() & {"model", "setup"}:
+                is_of_other_files = "model" in verdict.candidate and state == "stale"
+                if "setup" in verdict.candidate or is_of_other_files:
                     left_out[place] += 1
                 else:
                     seen.append((place, sighting))
@@ -192,7 +193,7 @@ def describe_states(cells: Sequence[Cell]) -> str:
     """Count the cells of each state, and the runs that are left out, in one line."""
     states = ", ".join(f"{count} {state}" for state, count in _count_states(cells).items())
     number = sum(cell.num_left_out for cell in cells)
-    left_out = f"; left out: {format_count(number, 'verdict')} on another model (--model or a setup function)"
+    left_out = f"; left out: {format_count(number, 'verdict')} on another model (other files by --model, or a setup function)"
     return states + (left_out if number else "")
 
 

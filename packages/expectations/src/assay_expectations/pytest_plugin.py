@@ -61,7 +61,7 @@ def _add_options_of_decoders(parser: pytest.Parser) -> None:
         ("model", "MODEL", "Repeatable."),
         ("shape", "BxTxN", "Rows, prompt length and new tokens, such as 4x64x16; repeatable."),
         ("attention", "NAME", "Attention of the candidate: eager, sdpa; repeatable."),
-        ("prompts", "FILE.json", "Prompts in the ShareGPT format."),
+        ("prompts", "FILE.jsonl", "Texts, as --prompts of `assay check generate`."),
         ("thresholds", "FILE.toml", "Output of `assay calibrate`."),
         ("references", "DIR", "Cache of references."),
         ("setup", "FILE.py:FUNC", "Call FUNC with the candidate's model."),
@@ -117,8 +117,9 @@ def place_of_model(config: pytest.Config) -> str | None:
 def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Return the options of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
+    from assay.files import read_toml_record
     from assay.launch import outer_world_size
-    from assay_expectations.decoders import Shape, options_from, read_thresholds
+    from assay_expectations.decoders import Shape, Thresholds, options_from
 
     fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "models": ("decoder_model", tuple),
@@ -135,8 +136,7 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
             if value := config.getoption(option):
                 changes[field] = convert(value)
         if thresholds := config.getoption("decoder_thresholds"):
-            for_all, by_shape = read_thresholds(Path(thresholds))
-            changes |= {"thresholds": for_all, "shape_thresholds": by_shape}
+            changes["thresholds"] = read_toml_record(Thresholds, Path(thresholds))
         return replace(options_from(), **changes)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None

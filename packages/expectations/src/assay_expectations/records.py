@@ -298,8 +298,6 @@ class Observed(PublishedRecord):
     """Distributions of a run that is judged by a signature."""
 
     distributions: Distributions
-    most_likely: list[LogProbabilities]
-    """Log-probabilities of this run's own most likely ids, in their order, by batch."""
     dtype: str
     """The dtype of most parameters."""
 
@@ -614,18 +612,16 @@ class Exact(Record):
     """Outputs of the yardstick in this environment."""
 
     yardstick: Distributions
-    exact_layers: dict[str, list[Number]]
+    exact_layers: dict[str, list[Number]] = Field(default_factory=dict)
 
 
-class Reference(Record):
+class Reference(Exact):
     """Outputs of this environment without the setup function, to explain an observation.
 
     Of a run within the limits, only the yardstick, unless it moved.
     """
 
-    yardstick: Distributions
     yardstick_dtype: Literal["float64", "float32"]
-    exact_layers: dict[str, list[Number]] = Field(default_factory=dict)
     layers: dict[str, Number] = Field(default_factory=dict)
     """Errors of the modules of a run over a limit."""
     on_host: Distributions | None = None

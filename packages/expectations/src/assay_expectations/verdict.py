@@ -49,7 +49,6 @@ from assay_expectations.explaining import (
 from assay_expectations.judging import (
     Judged,
     describe_form,
-    describe_likeness,
     describe_worst,
     is_within_limits,
     judge_by,
@@ -96,7 +95,7 @@ def judge_seen(
     changes: dict[str, list[str]] = {}  # the names of expectations that share one
     for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
         if expectation.key.machine != here.machine:
-            elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
+            elsewhere[name] = _describe_elsewhere(name, expectation.key.machine, here.machine)
             continue
         if changed := describe_environment(expectation, here):
             changes.setdefault(changed, []).append(name)
@@ -267,9 +266,13 @@ def _judge_one(
     if seen.stale or explained is not None:
         result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
     if seen.exact_left_out is not None:
-        result.notes.append(
-            f"{name}: the exact outputs were not compared with the captured ones: {seen.exact_left_out}"
-        )
+        left_out = "the exact outputs were not compared with the captured ones"
+        if here.setup:
+            left_out += (
+                ", and the setup function did not run in float64, so"
+                f" {here.machine.dtype} may hide its effect"
+            )
+        result.notes.append(f"{name}: {left_out}: {seen.exact_left_out}")
     if seen.setup_effect and (effect := describe_setup_effect(expectation, seen.setup_effect)):
         result.notes.append(f"{name}: {effect}")
     result.cause = cause
@@ -358,12 +361,7 @@ def _describe_size(
     """Describe the error of a run that fails, or that is stale."""
     size = describe_worst(judged, "the error of the captured run")
     if not is_within_limits(judged):
-        dtype, signature = expectation.key.machine.dtype, expectation.signature
-        form = describe_form(signature, observed, dtype)
-        module = None if explained is None else explained.module
-        if form is None and (module is None or module in list(expectation.layers)[-2:]):
-            # A module before the one that makes the outputs is a more exact place than a change of them all.
-            form = describe_likeness(signature, observed, dtype, judged)
+        form = describe_form(expectation.signature, observed, expectation.key.machine.dtype)
         yield from filter(None, [form, size])
     elif explained is not None:
         yield f"the outputs of the run are within the limits: {size}"
@@ -381,23 +379,13 @@ def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> Non
     result.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
 
 
-def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
-    """Describe an expectation of another machine or dtype, with its result here if it was observed."""
-    there = expectation.key.machine
-    if _without_dtype(there) != _without_dtype(here.machine):
-        differing = ", ".join(machine_differences(there, here.machine))
-        description = f"{name} belongs to another machine: {differing}"
-    else:
-        operands = "" if there.precision == there.dtype else f" with operands in {there.precision}"
-        description = f"{name} is not verified here: it is of {there.dtype}{operands}"
-    if seen.observed is None:
-        return description
-    result = describe_worst(judge_by(expectation, seen.observed.distributions), "its noise")
-    return f"{description}; it is not judged here, where {result}"
-
-
-def _without_dtype(machine: Machine) -> tuple[str, str]:
-    return machine.vendor, machine.architecture
+def _describe_elsewhere(name: str, there: Machine, here: Machine) -> str:
+    """Describe an expectation of another machine or dtype."""
+    if (there.vendor, there.architecture) != (here.vendor, here.architecture):
+        differing = ", ".join(machine_differences(there, here))
+        return f"{name} belongs to another machine: {differing}"
+    operands = "" if there.precision == there.dtype else f" with operands in {there.precision}"
+    return f"{name} is not verified here: it is of {there.dtype}{operands}"
 
 
 def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> NextStep:

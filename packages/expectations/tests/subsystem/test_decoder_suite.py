@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,7 @@ from assay.errors import UsageError
 from assay.judge.limits import calibrate_thresholds, read_clean_tokens
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.decoders import (
-    REFERENCES,
-    DecoderCheck,
-    DecoderOptions,
-    Shape,
-    Thresholds,
-    capture_metrics,
-)
+from assay_expectations.decoders import DecoderCheck, DecoderOptions, Shape, Thresholds
 
 Check = Callable[..., Verdict]
 
@@ -43,7 +37,7 @@ VARIABLES = {
     "FMS_TEST_SHAPES_COMMON_SEQ_LENGTHS": "16",
     "FMS_TEST_SHAPES_COMMON_MAX_NEW_TOKENS": "4",
 }
-SHARE_GPT = '[{"conversations": [{"from": "human", "value": "How does a compiler work?"}]}]'
+PROMPTS = '{"prompt": "How does a compiler work?"}'
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -141,8 +135,8 @@ def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Ch
     assert [*first.parent.iterdir()] == [first]
     assert (first / "golden.json").stat().st_mtime_ns == captured
 
-    prompts = tmp_path / "share_gpt.json"
-    prompts.write_text(SHARE_GPT)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(PROMPTS)
     assert check("other", prompts=prompts).verdict is Outcome.PASS
     assert len([*first.parent.iterdir()]) == 2
 
@@ -150,32 +144,18 @@ def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Ch
 @pytest.mark.long
 def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None:
     shape = Shape(2, 16, 4)
-    files = list(
-        capture_metrics("micro:llama", "cpu/float16", [shape], 2, tmp_path, SilentProgress())
-    )
-    assert [file.name for file in files] == [
-        f"micro-llama-cpu-float16-2x16x4-seed{seed}.jsonl" for seed in (0, 1)
-    ]
-    kept = tmp_path / REFERENCES
-    assert len([*kept.iterdir()]) == 2
-    thresholds = calibrate_thresholds([read_clean_tokens(file) for file in files])
+    options = DecoderOptions(references=tmp_path / "references")
+    checks = []
+    for name in "first", "again":
+        (tmp_path / name).mkdir()
+        checks.append(DecoderCheck("micro:llama", shape, "cpu/float16", tmp_path / name, options))
+    assert checks[0].run(SilentProgress()).verdict is Outcome.PASS
+    measured = checks[0].results / "measurements.jsonl"
+    thresholds = calibrate_thresholds([read_clean_tokens(measured)])
 
-    folder = tmp_path / "run"
-    folder.mkdir()
-    options = DecoderOptions(references=kept, thresholds=Thresholds(metrics=thresholds), seed=1)
-    again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options)
+    again = replace(checks[1], options=replace(options, thresholds=Thresholds(metrics=thresholds)))
     assert again.run(SilentProgress()).verdict is Outcome.PASS
-    assert again.failure_rates() == dict.fromkeys(thresholds, 0.0)
-    assert len([*kept.iterdir()]) == 2
-
-
-@pytest.mark.long
-def test_wrong_device_is_not_calibrated(tmp_path: Path) -> None:
-    files = capture_metrics(
-        "micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], 1, tmp_path, SilentProgress()
-    )
-    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 cannot be trusted: .* is FAIL"):
-        list(files)
+    assert again.exceeded_thresholds() == []
 
 
 def test_shape_beyond_the_context_is_an_error(tmp_path: Path) -> None:

@@ -316,17 +316,6 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
     [
         (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is not a run"),
         (
-            ["capture", "micro:llama", "--run", "cpu/float32", "--output", "x", "--seeds", "2"],
-            "--seeds needs --shapes",
-        ),
-        (
-            [
-                *("capture", "micro:llama", "--run", "cpu/float32", "--output", "x"),
-                *("--shapes", "1x8x2", "--captures", "2"),
-            ],
-            "--shapes needs a DIR and excludes --approved-by, --reason, --captures and options of",
-        ),
-        (
             [
                 *("capture", "micro:llama", "micro:mistral", "--run", "cpu/float32"),
                 *("--output", "x.json"),

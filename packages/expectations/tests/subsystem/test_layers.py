@@ -13,10 +13,9 @@ from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
 from assay.runs import SilentProgress
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair
-from assay_expectations.judging import OUTPUT_LIMITS, judge_numbers, limits_of
-from assay_expectations.observing import capture_signature, observe, open_candidate
-from assay_expectations.records import Expectation, Settings
-from packages.expectations.tests.unit.sample_expectations import expectation
+from assay_expectations.judging import OUTPUT_LIMITS, judge_numbers
+from assay_expectations.observing import capture_loaded, observe, open_candidate
+from assay_expectations.records import CaptureOptions, Expectation, Settings
 
 Plant = Callable[[nn.Module], object]
 SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
@@ -25,17 +24,8 @@ SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
 def capture(plant: Plant = lambda _model: None, model: str = "micro:llama") -> Expectation:
     candidate = open_candidate(model, parse_run("cpu/bfloat16"), SETTINGS)
     plant(candidate.side.loaded.model)
-    signed = capture_signature(model, candidate, SilentProgress())
-    made = expectation()
-    return made.model_copy(
-        update={
-            "key": candidate.key,
-            "signature": signed.signature,
-            "limits": limits_of(signed.signature),
-            "layers": signed.layers,
-            "exact_layers": signed.exact_layers,
-        }
-    )
+    options = CaptureOptions(model=model, run="cpu/bfloat16", settings=SETTINGS)
+    return capture_loaded(options, candidate, SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +124,7 @@ def test_outputs_of_a_model_without_logits_are_judged(encoder: str) -> None:
 
 def test_an_output_that_is_gone_is_a_problem(encoder: str) -> None:
     candidate = open_candidate(encoder, parse_run("cpu/bfloat16"), SETTINGS)
-    signed = capture_signature(encoder, candidate, SilentProgress())
-    other = signed.signature.model_copy(update={"outputs": ["output-gone"]})
+    other = capture(model=encoder).signature.model_copy(update={"outputs": ["output-gone"]})
     with pytest.raises(UsageError, match=r"^the model returns output-.*output-gone was captured"):
         observe(candidate.side, candidate.plan.batches, other, UsageWatch(NullHandler()))
 

@@ -65,14 +65,6 @@ def expectation(num_tokens: int = 1, noise: float = NOISE) -> Expectation:
     )
 
 
-def observed(
-    given: Distributions, most_likely: list[float] | None = None, dtype: str = "bfloat16"
-) -> Observed:
-    """An observation. most_likely: values of each token; default: the kept ones."""
-    tokens = [
-        most_likely or token[:-1]
-        for batch in given.log_probabilities
-        for row in batch
-        for token in row
-    ]
-    return Observed(distributions=given, most_likely=[[tokens]], dtype=dtype)
+def observed(given: Distributions, dtype: str = "bfloat16") -> Observed:
+    """An observation."""
+    return Observed(distributions=given, dtype=dtype)

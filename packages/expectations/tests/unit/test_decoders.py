@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.files import read_toml_record
 from assay_expectations.decoders import (
     DEFAULT_SHAPES,
-    DecoderCheck,
     DecoderOptions,
     Shape,
     Thresholds,
@@ -16,7 +16,6 @@ from assay_expectations.decoders import (
     options_from,
     prompt_lines,
     read_texts,
-    read_thresholds,
 )
 
 
@@ -123,27 +122,14 @@ false_failure_bound = 0.1
 [thresholds]
 cross_entropy = 2.5
 diff_mean = 0.001
-[shapes.4x64x16]
-failure_rate = 0.05
-thresholds = { diff_mean = 0.01 }
 """
 
 
-def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
+def test_file_of_calibrate_is_read(tmp_path: Path) -> None:
     file = tmp_path / "thresholds.toml"
     file.write_text(FILE)
-    for_all, by_shape = read_thresholds(file)
-    options = DecoderOptions(thresholds=for_all, shape_thresholds=by_shape)
-
-    def thresholds_of(shape: Shape) -> Thresholds:
-        return DecoderCheck("micro:llama", shape, "cpu/float32", tmp_path, options).thresholds
-
-    assert thresholds_of(Shape(1, 64, 16)) == Thresholds(
-        metrics={"cross_entropy": 2.5, "diff_mean": 0.001}, failure_rate=0.02
-    )
-    assert thresholds_of(Shape(4, 64, 16)) == Thresholds(
-        metrics={"cross_entropy": 2.5, "diff_mean": 0.01}, failure_rate=0.05
-    )
+    read = read_toml_record(Thresholds, file)
+    assert (read.metrics, read.failure_rate) == ({"cross_entropy": 2.5, "diff_mean": 0.001}, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -158,31 +144,21 @@ def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
         ),
         ("[thresholds]\ncosine = 1.0", "thresholds: the name 'cosine': it must match"),
         ("[thresholds]\ndiff_mean = nan", "thresholds.diff_mean"),
-        ("[thresholds]\ndiff_mean = 1.0\n[shapes.4x64.thresholds]\n", "shape '4x64'"),
     ],
 )
 def test_malformed_file_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "thresholds.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=problem):
-        read_thresholds(file)
+        read_toml_record(Thresholds, file)
 
 
-def write(path: Path, conversations: object) -> Path:
-    file = path / "share_gpt.json"
-    file.write_text(json.dumps(conversations), encoding="utf-8")
-    return file
-
-
-def asked(text: str, who: str = "human") -> dict[str, object]:
-    return {
-        "id": "1",
-        "conversations": [{"from": who, "value": text}, {"from": "gpt", "value": "no"}],
+def test_first_message_of_each_line_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    chat = {
+        "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "No"}]
     }
-
-
-def test_first_human_message_is_read(tmp_path: Path) -> None:
-    file = write(tmp_path, [asked("What?"), asked("I am", "gpt"), asked("Why?")])
+    file.write_text("\n".join(map(json.dumps, [{"prompt": "What?"}, chat, {"ids": [3]}])))
     assert read_texts(file) == ["What?", "Why?"]
 
 
@@ -192,19 +168,10 @@ def test_texts_are_joined_until_they_are_long_enough() -> None:
     assert [line["text"] for line in lines] == ["aaaa\n\nbb\n\naaaa", "bb\n\naaaa\n\nbb"]
 
 
-@pytest.mark.parametrize(
-    ("conversations", "problem"),
-    [
-        ([], "expected a list of conversations"),
-        ({"a": 1}, "expected a list of conversations"),
-        ([{"text": "no"}], "0: expected an object with a list `conversations`"),
-        ([{"conversations": [{"from": "human"}]}], "0: expected messages with `from`"),
-        ([asked("I am", "gpt")], "no conversation begins with a human message"),
-    ],
-)
-def test_malformed_file_is_named(tmp_path: Path, conversations: object, problem: str) -> None:
-    file = write(tmp_path, conversations)
-    with pytest.raises(UsageError, match=f"{file}.*{problem}"):
+def test_file_without_texts_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"ids": [3]}')
+    with pytest.raises(UsageError, match=r"prompts .*prompts\.jsonl: there is no text"):
         read_texts(file)
 
 

@@ -103,10 +103,10 @@ def test_library_edited_in_place_is_installed_into_a_new_environment() -> None:
     )
 
 
-def judged_within(of: Reference | None, **facts: object) -> Verdict:
+def judged_within(of: Reference | None, setup: str | None = None, **facts: object) -> Verdict:
     run = observed(distributions(off(1.06 * NOISE)))
     seen = Seen(file="e.json", observed=run, reference=of).model_copy(update=facts)
-    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
+    here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen], setup=setup)
     return judge_seen(RUN, [EXPECTATION], here)[0]
 
 
@@ -161,6 +161,13 @@ def test_exact_comparison_that_was_left_out_is_noted() -> None:
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes == [
         "e: the exact outputs were not compared with the captured ones: over 2 billion parameters"
+    ]
+    verdict = judged_within(None, setup="p.py:setup", exact_left_out="over 2 billion parameters")
+    assert verdict.notes == [
+        (
+            "e: the exact outputs were not compared with the captured ones, and the setup function did not run in"
+            " float64, so bfloat16 may hide its effect: over 2 billion parameters"
+        )
     ]
 
 

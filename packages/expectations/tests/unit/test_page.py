@@ -127,19 +127,32 @@ def test_runs_of_another_file_or_model_do_not_count(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     verdict_about(one, runs, "copy", Outcome.FAIL, file="before", reason="9x")
     for name, candidate in (("patched", {"setup": "p.py:setup"}), ("other", {"model": "other"})):
-        verdict_about(one, runs, name, Outcome.FAIL, candidate=candidate, reason="9x")
+        stale = name == "other"
+        verdict_about(one, runs, name, Outcome.FAIL, candidate=candidate, reason="9x", stale=stale)
     cells = [*cells_of(tmp_path).values()]
     assert describe_states(cells) == (
-        "1 unseen; left out: 2 verdicts on another model (--model or a setup function)"
+        "1 unseen; left out: 2 verdicts on another model (other files by --model, or a setup function)"
     )
     page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
     assert (
-        "left out, because they judge another model (--model or a setup function): 2 runs<" in page
+        "left out, because they judge another model (other files by --model, or a setup function): 2 runs<"
+        in page
     )
     assert "to approve it" not in page
 
     verdict_about(one, runs, "path", Outcome.PASS, file=f"/ci/kept/{one.name}.json")
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [(Outcome.PASS, "pass"), (Outcome.FAIL, "fail")], ids=["pass", "fail"]
+)
+def test_run_of_the_same_model_in_another_place_counts(
+    tmp_path: Path, outcome: Outcome, state: str
+) -> None:
+    one = captured(tmp_path / "kept", "one")
+    verdict_about(one, tmp_path / "runs", "ci", outcome, candidate={"model": "/ci/one"})
+    assert cells_of(tmp_path)["one", "bfloat16"].state == state
 
 
 def test_failure_is_shown_for_simultaneous_runs(tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def calibrate(
     clean: Annotated[
         list[str],
         Option(
-            "RUNs that are known to be right, such as cpu/bfloat16; or files of metrics, written by"
-            " `assay expect capture --shapes`.",
+            "RUNs that are known to be right, such as cpu/bfloat16; or measurements.jsonl of several"
+            " `assay check generate`.",
             "RUN...|FILE.jsonl...",
         ),
     ],
@@ -212,7 +212,7 @@ def calibrate(
 
     Example: assay calibrate cpu/bfloat16 sim/bfloat16 sim:truncate/bfloat16 --output mine.toml
 
-    Example: assay calibrate expectations/metrics/*.jsonl --output thresholds.toml
+    Example: assay calibrate kept/*/measurements.jsonl --output thresholds.toml
     """
     if output.exists():
         raise UsageError(f"{output} exists already")
@@ -220,14 +220,16 @@ def calibrate(
         raise UsageError(f"there is no folder {output.parent} to write {output.name} into")
     files = [text for text in clean if text.endswith(".jsonl")]
     if files and len(files) < len(clean):
-        raise UsageError("runs and files of metrics: give one kind of them")
+        raise UsageError("RUNs and files of measurements: give one kind of them")
     names = [*clean, *(model or [])]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{name} is given twice")
     for option, value in (("--model", model), ("--reference", reference)):
         if files and value:
-            raise UsageError(f"{option} is of runs: files of metrics have theirs")
+            raise UsageError(
+                f"{option} applies only to RUNs; files of measurements already have theirs"
+            )
     if files:
         _calibrate_thresholds([Path(file) for file in files], output)
     else:

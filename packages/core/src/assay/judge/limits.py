@@ -14,8 +14,9 @@ from assay.dtypes import FORMATS
 from assay.errors import UsageError
 from assay.files import read_record_lines, read_toml
 from assay.foreign_text import shorten
+from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.statistics import METRICS, STATISTICS, Statistic
-from assay.verdicts import Measurement
+from assay.verdicts import Measurement, Outcome
 
 CALIBRATED = "noise"
 _SHIPPED = Path(__file__).with_name("named_limits")
@@ -237,8 +238,12 @@ class CleanTokens:
 def read_clean_tokens(file: Path) -> CleanTokens:
     """Read the published metrics in a measurements.jsonl.
 
-    Raises: UsageError if it cannot be read, or a metric is missing or not finite.
+    Raises: UsageError if it cannot be read, its run did not pass, or a metric is missing or not finite.
     """
+    if file.with_name(VERDICT_FILE).is_file():
+        outcome = read_verdict(file.parent).verdict
+        if outcome is not Outcome.PASS:
+            raise UsageError(f"{file.parent} is {outcome.value}: no clean run")
     values: dict[str, list[float]] = {name: [] for name in PUBLISHED_METRICS}
     for row in read_record_lines(Measurement, file):
         if row.statistic in values:

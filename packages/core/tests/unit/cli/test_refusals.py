@@ -80,7 +80,7 @@ def test_level_op_is_refused_for_a_model() -> None:
         ),
         (
             ["a.jsonl", "--reference", "cpu/float32"],
-            "--reference is of runs: files of metrics have theirs",
+            "--reference applies only to RUNs; files of measurements already have theirs",
         ),
         (["cpu/bfloat17"], f"unknown dtype 'bfloat17' in run 'cpu/bfloat17'; {KNOWN}"),
         (

@@ -28,6 +28,7 @@ from assay.judge.limits import (
 from assay.statistics import METRICS, OF_STAGES, Statistic
 from assay.training.check import load_training_limits
 from assay.verdicts import Measurement
+from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 WHOLE = "origin = 'here'\n[limits]\nreplay-tensor = 2\n"
 
@@ -285,6 +286,12 @@ def test_file_without_metrics_is_refused(tmp_path: Path, text: str, problem: str
     file.write_text(text)
     with pytest.raises(UsageError, match=problem):
         read_clean_tokens(file)
+
+
+def test_run_that_fails_is_no_clean_run(tmp_path: Path) -> None:
+    write_sample(tmp_path, Sample())
+    with pytest.raises(UsageError, match=f"{tmp_path} is FAIL: no clean run"):
+        read_clean_tokens(tmp_path / "measurements.jsonl")
 
 
 def test_run_with_nan_is_no_clean_run(tmp_path: Path) -> None:
