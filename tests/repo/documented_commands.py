@@ -107,7 +107,7 @@ def _run(command: list[str], folder: Path, *, code: int) -> list[str]:
 
 
 def _is_of_machine(line: str) -> bool:
-    return line.strip().startswith(("worst ", "note: "))
+    return line.strip().startswith(("worst ", "nearest ", "note: "))
 
 
 def _is_like(printed: str, shown: str, *, exactly: bool) -> bool:

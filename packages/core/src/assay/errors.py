@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 _NAMES_SHOWN = 3
-_PATTERNS_SHOWN = 8
+_PATTERNS_SHOWN = 4
 
 
 class AssayError(Exception):

@@ -36,15 +36,9 @@ def test_the_examples_print_what_the_page_shows(name: str, tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_faults_of_trainers_print_what_the_page_shows(tmp_path: Path) -> None:
-    right, wrong = (
-        "            lr=plan.learning_rate,\n",
-        "            lr=1.5 * plan.learning_rate,\n",
-    )
-    page = read_page("training")
-    assert page.count(right) == 1
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples/own_trainer.py").symlink_to(ROOT / "examples/own_trainer.py")
-    assert follow(page.replace(right, wrong), tmp_path) == 2
+    assert follow(read_page("training"), tmp_path) == 2
 
 
 def test_the_readme_shows_the_failure_of_the_first_ten_minutes() -> None:

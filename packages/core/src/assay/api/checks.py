@@ -239,6 +239,10 @@ def check_train(  # noqa: PLR0913 - one for each option
     learning_rate: Annotated[
         float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
     ] = None,
+    freeze: Annotated[
+        str | Sequence[str] | None,
+        Option("Parameters that neither side trains: model.vision_tower.*", "GLOB"),
+    ] = None,
     seed: Annotated[int, Option("Seed of the texts, their lengths and random numbers.")] = 0,
     mesh: Annotated[
         str | None,
@@ -258,10 +262,6 @@ def check_train(  # noqa: PLR0913 - one for each option
     packed: Annotated[bool, Option("Pack the rows of a rank's batch into one row.")] = False,
     compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
     lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
-    freeze: Annotated[
-        str | Sequence[str] | None,
-        Option("Parameters that neither side trains: model.vision_tower.*", "GLOB"),
-    ] = None,
     overfit: Annotated[
         bool,
         Option(

@@ -301,6 +301,10 @@ def _list_reasons(verdict: Verdict, *outcomes: Outcome | str | None) -> list[str
     return [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
 
 
+# Smaller parts of a limit are ordinary noise, of which a PASS says nothing.
+_NEAR_LIMIT = 0.5
+
+
 def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     details = [_describe_compared(verdict)]
     details += [
@@ -308,11 +312,12 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
         for words in ("not judged", "not run")
         if (skipped := _list_reasons(verdict, words))
     ]
-    if verdict.noise_ratio is not None and verdict.limit:
-        row = evidence.deciding
-        place = (row.level if verdict.compared_unit else row.module or "(model)") if row else None
-        where = f" at {place}" if place else ""
-        details.append(f"worst{where}: {_describe_ratio(verdict, evidence)}")
+    if verdict.limit and (verdict.noise_ratio or 0.0) >= _NEAR_LIMIT * verdict.limit:
+        where = ""
+        if (row := evidence.deciding) is not None:
+            at = Location(phase=row.phase, step=row.step, rank=row.rank, module=row.module)
+            where = f" at {row.level if verdict.compared_unit else describe_location(at)}"
+        details.append(f"nearest to its limit{where}: {_describe_ratio(verdict, evidence)}")
     if verdict.compared_unit is None:
         details.append(
             describe_resolution(verdict, evidence)

@@ -195,7 +195,9 @@ PHASES: dict[Phase, PhaseWords] = {
     "checkpoint": PhaseWords(
         "The checkpoint",
         "what was saved agrees with the reference: the error is made by saving or loading",
-        made_by_loading="no setup function has run yet: the error is made by the code that loads",
+        made_by_loading=(
+            "no setup function has run yet: the error is in the files, or in the code that loads them"
+        ),
     ),
     "sampler": PhaseWords(
         "The sampler", "its logits are the reference's own: the error is made here"

@@ -122,7 +122,7 @@ def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> Train
             USER_CODE,
             request,
             folder=folder,
-            name="user-code",
+            name="setup" if trainer is None else "trainer",
             progress=progress,
             python=check.python,
         )

@@ -352,11 +352,24 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
         "The candidate agrees with the reference.\n"
         "  compared 1,279 tensor pairs (inputs 24, modules 1,255)\n"
         "  not run: sampler: greedy decoding has no sampler\n"
-        "  worst at model.layers.3.mlp.down_proj: relative error 3.67e-3 = 1.31x the bfloat16 "
-        "noise of the same module (limit 3.0x, calibrated on 312 runs)\n"
         "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): every larger error is seen;"
         " a smaller one only if it is systematic, and not always"
     )
+
+
+def test_pass_near_a_limit_names_the_place() -> None:
+    levels = {"gradients": Level(verdict=Outcome.PASS, compared=3, limits_origin="measured")}
+    verdict = Verdict(
+        verdict=Outcome.PASS, levels=levels, noise_ratio=1.5, limit=3.0, statistic="replay-tensor",
+        resolution=0.0084, compared=3,
+    )  # fmt: skip
+    row = measured(actual=0.0042, expected=0.0028, ratio=1.5, level="gradients").model_copy(
+        update={"phase": "backward", "step": 2}
+    )
+    assert (
+        "  nearest to its limit at model.layers.3.mlp.down_proj (backward, step 2): relative error 4.2e-3 ="
+        " 1.5x the noise of the same module (limit 3.0x, measured)\n"
+    ) in message(verdict, row)
 
 
 def test_a_pass_without_a_resolution_admits_it() -> None:
@@ -426,7 +439,7 @@ def test_pass_counts_its_own_unit_and_has_no_resolution() -> None:
     assert message(verdict, row) == (
         "The candidate agrees with the reference.\n"
         "  compared 5 losses, tensors and runs (equivalent 5)\n"
-        "  worst at equivalent: relative error of the losses 1e-5 = 0.5x the difference that chance"
+        "  nearest to its limit at equivalent: relative error of the losses 1e-5 = 0.5x the difference that chance"
         " explains (limit 1.0x)"
     )
 

@@ -119,8 +119,6 @@ def test_pass_is_short_and_states_its_resolution() -> None:
         "The candidate agrees with the reference.\n"
         "  compared 89 tensor pairs (inputs 9, tokens 2, logits 40, modules 38)\n"
         "  not run: sampler: greedy decoding has no sampler\n"
-        "  worst at (model): relative error 3.67e-3 = 1.31x the bfloat16 noise of the same "
-        "module (limit 3.0x, calibrated on 312 clean runs)\n"
         "  resolution 8.4e-3 (modules, at (model)): every larger error is seen; a smaller one only if it is systematic, and not always\n"
         "report: runs/0412/report.html\n"
     )

@@ -191,14 +191,14 @@ def _notes_on_hidden_updates(judged: Sequence[Judged]) -> list[str]:
     notes = []
     if others := [parameter_of(item) for item in hidden if item.expected < 1]:
         notes.append(
-            f"rounding hides errors in the updates of {len(others)} of {len(alone)} parameters: they were"
-            f" checked only for systematic errors: {name_alike(others)}"
+            f"the updates of {len(others)} of {len(alone)} parameters were checked only for systematic errors,"
+            f" because rounding hides others: {name_alike(others)}"
         )
     if still:
         notes.append(
-            f"the updates of {len(still)} of {len(alone)} parameters were not checked: in"
-            f" {hidden[0].port.dtype}, a step is smaller than the rounding of these weights, which float32 or"
-            f" --mixed-precision avoids: {name_alike(still)}"
+            f"the updates of {len(still)} of {len(alone)} parameters were not checked, because a step is smaller"
+            f" than the rounding of the weights in {hidden[0].port.dtype} (float32 or --mixed-precision checks"
+            f" them): {name_alike(still)}"
         )
     return notes
 

@@ -73,8 +73,8 @@ def test_training_steps_are_a_section_of_their_own(failed: Report) -> None:
 def test_every_section_is_there(failed: Report) -> None:
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", render_html(failed))
     assert headings == [
-        "Levels",
-        "Modules", "Tokens by modules", "Error along the depth", "KL divergence of each token",
+        "Tokens by modules", "Levels",
+        "Modules", "Error along the depth", "KL divergence of each token",
         "Suspects", "Measurements", "Where it ran", "To repeat it",
     ]  # fmt: skip
 
