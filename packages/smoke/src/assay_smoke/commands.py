@@ -215,8 +215,13 @@ def run(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     timeout: Annotated[
-        float, Option("Limit of each world of ranks; a case has up to five.", "SECONDS", minimum=1)
-    ] = 300.0,
+        float | None,
+        Option(
+            "Limit of each world of ranks; a case has up to five. Default: 300.",
+            "SECONDS",
+            minimum=1,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, Option("Default: runs/<time>-smoke-run.", "DIR", group="Output")
     ] = None,

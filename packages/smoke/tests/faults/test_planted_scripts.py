@@ -37,7 +37,7 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first loss after the resume agrees: moments or random numbers were not restored",
+        "the first loss after the resume agrees: the optimizer's state, random numbers or later rows",
     ),
     Plant(
         "optimizer dropped at resume",
@@ -73,14 +73,14 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "the loss agrees. Gradients of some rows are lost, or not reduced over ranks",
+        "the loss agrees. How gradients are summed, weighted or reduced depends on the split",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",
         "            loss.backward()\n",
         "            loss.backward(), schedule.step()\n",
         "equivalent",
-        "the loss of step 1 agrees: the norm of the gradient agrees, too, so clipping, optimizer or schedule",
+        "the loss of step 1 agrees: the norm of the gradient agrees, too: the update depends on the split",
         (f"{RATES}\n\n[losses]\n{PATTERN} lr (?P<lr>", f"\n[losses]\n{PATTERN} lr (?:"),
     ),
     Plant(

@@ -285,7 +285,7 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
     assert failed_levels(verdict) == ["resume"]
     reason = str(verdict.levels["resume"].reason)
     assert (
-        "(the first loss after the resume agrees: moments or random numbers were not restored"
+        "(the first loss after the resume agrees: the optimizer's state, random numbers or later rows differ"
         in reason
     )
     assert "although two uninterrupted runs are equal; the last checkpoints differ by" in reason

@@ -83,7 +83,7 @@ def judge_ends(cycle: Cycle) -> LevelResult:
     return passed(len(runs)) if runs else not_run("no run made all steps")
 
 
-_EACH_RANK = "; if each rank logs its own loss, log their mean, on one rank"
+_EACH_RANK = "; of several ranks, let only one print, and log the mean loss"
 
 
 def judge_losses(cycle: Cycle) -> LevelResult:

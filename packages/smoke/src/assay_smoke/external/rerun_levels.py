@@ -247,22 +247,18 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     whole = cycle.uninterrupted.losses[run.first_step :]
     logged = zip(run.losses, whole, strict=False)
     has_other_rates = any(one.learning_rate != due.learning_rate for one, due in logged)
-    rates = "its learning rates differ" if has_other_rates else ""
     if step == run.first_step + 1:  # no learning rate has changed it yet
-        apart = ""
-        if cycle.library.ranks > 1:
-            apart = (
-                ", or the ranks no longer hold the same weights, or share the random numbers of one"
-            )
-        cause = (
-            "the rows differ, or weights or random numbers were not restored, or the checkpoint holds an"
-            f" older model{apart}{rates and f'; {rates}, too'}"
-        )
+        cause = "no step precedes it since the resume: its rows, weights or random numbers differ"
+        cause += "; its learning rates differ, too" * has_other_rates
+    elif has_other_rates:
+        cause = "its learning rates differ"
     else:
         # With logged rates, the level learning-rate judges the schedule.
         is_logged = any(one.learning_rate is not None for one in run.losses)
-        lost = f"moments{'' if is_logged else ', the schedule'} or random numbers were not restored"
-        cause = rates or f"the first loss after the resume agrees: {lost}"
+        state = f"the optimizer's state{'' if is_logged else ', the schedule'}"
+        cause = (
+            f"the first loss after the resume agrees: {state}, random numbers or later rows differ"
+        )
     return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
 
 
@@ -326,12 +322,12 @@ _LOGGED_VALUES: dict[str, tuple[Statistic, float]] = {
 _PERCENTILE = 0.85
 
 _FIRST = (
-    "the runs take other rows, padding has labels, a mean over micro-batches of unequal token counts is"
-    " averaged, a step has several updates, masks of dropout differ, or the loss of one {part} is logged"
+    "no update between steps precedes it: its rows, what the step computes of them or the logged mean"
+    " depends on the split"
 )
-_LOGGED_LOSS = (
-    "the norm of the gradient agrees: the logged loss is not the mean over the rows of the step, but such as"
-    " that of one {part}"
+_FIRST_WITH_NORM = (
+    "the norm of its gradient agrees: the logged loss is not the mean over the rows of the step, or weights"
+    " change within the step"
 )
 # What a loss of the first step says, or the norm of a gradient if the loss agrees.
 _UNDIVIDED = (
@@ -339,7 +335,7 @@ _UNDIVIDED = (
     " of {parts}"
 )
 _DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their {values} are divided by their number twice"
-_NORM = "Gradients of some rows are lost, or not reduced over ranks, or divided by a wrong number"
+_NORM = "How gradients are summed, weighted or reduced depends on the split"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3
 
@@ -387,8 +383,8 @@ class _Difference:
         limit = f"limit {ratio.expected:.2g} from rounding in {dtype}"
         if port == "end":
             words = (
-                f"the losses agree, but the last checkpoints differ by {ratio.actual:.2g} of the change by"
-                f" training (85th percentile of tensors; {limit}): {self._explain_later(step + 1)}"
+                f"the losses agree, but in {1 - _PERCENTILE:.0%} of tensors the last checkpoints differ by at least"
+                f" {ratio.actual:.2g} of the change by training ({limit}): {self._explain_later(step + 1)}"
             )
             return step, "optimizer", words, None
         due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
@@ -407,8 +403,7 @@ class _Difference:
             agrees = any(
                 one[:2] == (1, "grad_norm") and one[2].value <= 1 for one in self.ratios(dtype)
             )
-            part = "rank" if "ranks" in self.quotients else "micro-batch"
-            phase, cause = "forward", (_LOGGED_LOSS if agrees else _FIRST).format(part=part)
+            phase, cause = "forward", _FIRST_WITH_NORM if agrees else _FIRST
             factor = other / (due or 1.0)
             if not agrees and (words := self._explain_factor(factor, dtype, "losses")):
                 cause, diagnosis = f"{factor:.4g} times as large there. {words}", "loss-scale"
@@ -419,23 +414,20 @@ class _Difference:
         return step, phase, words, diagnosis
 
     def _explain_later(self, step: int) -> str:
-        """Name what may depend on the split in updates before `step`, without what the log shows to agree."""
-        rates = [
-            (due.learning_rate, one.learning_rate)
-            for due, one in zip(self.expected, self.actual, strict=True)
-        ]
-        other = next((number for number, (due, rate) in enumerate(rates, 1) if rate != due), step)
-        if other < step:
-            due, rate = rates[other - 1]
-            return f"the learning rate of step {other} is {due}, and {rate}: the schedule depends on the split"
-        parts = ["clipping", "optimizer"]
-        if all(one.learning_rate is None for one in self.expected):
-            parts.append("schedule")
+        """Say what the logs show of the updates before `step`."""
+        pairs = zip(self.expected[: step - 1], self.actual, strict=False)
+        for number, (due, one) in enumerate(pairs, 1):
+            if due.learning_rate != one.learning_rate:
+                rates = f"is {due.learning_rate}, and {one.learning_rate}"
+                return (
+                    f"the learning rate of step {number} {rates}: the schedule depends on the split"
+                )
         if any(one.grad_norm is not None for one in self.expected):
-            return f"the norm of the gradient agrees, too, so {_either(parts)} depends on the split"
-        if "ranks" in self.quotients:
-            parts.insert(0, "reduction over ranks")
-        return f"{_either(['accumulation', *parts])} depends on the split. A logged grad_norm would tell"
+            return (
+                "the norm of the gradient agrees, too: the update depends on the split, such as by clipping,"
+                " the optimizer or the applied learning rate"
+            )
+        return "gradients or updates depend on the split. A logged grad_norm would tell"
 
     def _explain_factor(self, factor: float, dtype: str, values: str) -> str:
         """Explain `values` that are `factor` times as large, if numbers of parts do. Both runs may be the wrong one."""
@@ -449,10 +441,6 @@ class _Difference:
             if parts:
                 return words.format(parts=" or ".join(parts), values=values)
         return ""
-
-
-def _either(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:

@@ -156,6 +156,7 @@ def format_duration(seconds: float) -> str:
 
 
 _COLLECTIVE_SECONDS = 60.0
+_WORLD_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,7 @@ class SessionOptions:
     """Time after which no item starts."""
     keyword: str | None = None
     trainer: str | None = None
-    timeout: float = 300.0
+    timeout: float | None = None
 
     @property
     def device(self) -> str:
@@ -411,9 +412,11 @@ def _choose(
     for option, given in {
         "--trainer": options.trainer,
         "the dtype of --run": options.precision,
+        "--cards": options.cards,
+        "--timeout": options.timeout,
     }.items():
         if given and tomls:
-            own = f"{COMMAND}{tomls[0]}, which trains by its own launch line"
+            own = f"{COMMAND}{tomls[0]}, whose file has its own keys"
             raise UsageError(f"{option} is for cases, not for {own}")
     num_pairs, device = 0, open_device(options.device)
     vendor = device.vendor.name
@@ -434,7 +437,9 @@ def _choose(
     if options.trainer is None:
         _require_libraries(cases)
     items = [
-        case_item(case, options.device, references, options.trainer, options.timeout)
+        case_item(
+            case, options.device, references, options.trainer, options.timeout or _WORLD_SECONDS
+        )
         for case in cases
     ]
     for toml in tomls:

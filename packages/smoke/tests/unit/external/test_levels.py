@@ -99,7 +99,7 @@ def test_a_loss_of_each_rank_is_suspected_where_there_are_ranks(
     run.losses = [LoggedStep(step if has_steps else None, loss) for step, loss in pairs]
     level = judge_losses(Cycle(run, SilentProgress(), {"uninterrupted": run})).level
     words = "logs step 1 where 2 is expected" if has_steps else "logs 6 losses for 3 steps"
-    hint = "; if each rank logs its own loss, log their mean, on one rank" if ranks > 1 else ""
+    hint = "; of several ranks, let only one print, and log the mean loss" if ranks > 1 else ""
     assert level.verdict is Outcome.FAIL
     assert level.reason == f"the uninterrupted run {words}{hint}"
 

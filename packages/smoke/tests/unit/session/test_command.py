@@ -92,11 +92,19 @@ def test_a_library_trains_on_the_device_of_the_option(tmp_path: Path) -> None:
         ),
         (
             SessionOptions(("command:good.toml",), trainer="reference"),
-            "--trainer is for cases, not for command:good.toml, which trains by its own launch line",
+            "--trainer is for cases, not for command:good.toml, whose file has its own keys",
+        ),
+        (
+            SessionOptions(("command:good.toml",), cards=2),
+            "--cards is for cases, not for command:good.toml, whose file has its own keys",
+        ),
+        (
+            SessionOptions(("command:good.toml",), timeout=9.0),
+            "--timeout is for cases, not for command:good.toml, whose file has its own keys",
         ),
         (
             SessionOptions(("one-process-1", "command:good.toml"), precision="float32"),
-            "the dtype of --run is for cases, not for command:good.toml, which trains by its own launch line",
+            "the dtype of --run is for cases, not for command:good.toml, whose file has its own keys",
         ),
         (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
     ],
