@@ -88,9 +88,10 @@ def data(  # noqa: PLR0913 - one for each option
     from assay.output.console import open_console
     from assay.report.page.html import publish_one
     from assay.report.run_report import read_report
+    from assay.report.text_formats import print_report
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import format_verdict, write_results
-    from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data, print_data_verdict
+    from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data
 
     own_code = {
         "render": render, "collator": collator, "packing": packing, "sampler": sampler,
@@ -112,8 +113,8 @@ def data(  # noqa: PLR0913 - one for each option
     with open_progress() as progress:
         (answer,) = call(work, request, folder=folder, name="data", progress=progress)
     verdict = write_results(judge_data(request, answer), [], folder)
-    page = publish_one(read_report(folder))
-    print_data_verdict(verdict, open_console(sys.stderr if as_json else None), page)
+    report = read_report(folder)
+    print_report(report, open_console(sys.stderr if as_json else None), publish_one(report))
     if as_json:
         print_text(format_verdict(verdict), end="")
     for error in answer.errors:

@@ -13,7 +13,7 @@ from assay.foreign_text import escape_markdown, markdown_block, one_line
 from assay.judge.explain import describe_resolution
 from assay.judge.wording import OUTCOME_SIGNS, SUSPECTS_ORDER, describe_counts
 from assay.report.run_report import LONGEST_CELL, NUMERIC_COLUMNS, Report, list_runs
-from assay.verdicts import Outcome
+from assay.verdicts import Outcome, Verdict
 
 # Colors that also differ in brightness, in addition to the word.
 _STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
@@ -69,6 +69,7 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         for rung in untold:
             if rung not in short:
                 yield Text(f"{rung.name}: {rung.reason}")
+    yield from _broken_properties(verdict)
     if len(verdict.suspects) > 1:
         yield Text("")
         shown = f"{len(report.top_suspects)} of {len(verdict.suspects)}"
@@ -83,6 +84,19 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text(f"report: {html}")
     if report.next_command:
         yield Text.assemble("Next: ", (report.next_command, "bold"))
+
+
+def _broken_properties(verdict: Verdict) -> Iterator[Text]:
+    """Yield each broken property of checked code, with its smallest case."""
+    for name, level in verdict.levels.items():
+        for subject in (level.model_extra or {}).get("subjects", ()):
+            for finding in subject["findings"]:
+                broken = f"broken in {finding['failed']} of {finding['cases']} cases"
+                yield Text("")
+                yield Text(one_line(f"{name}: {subject['subject']}"))
+                yield Text(one_line(f"  must hold: {finding['name']}; {broken}"))
+                for line in (*finding["reason"].splitlines(), *finding["example"]):
+                    yield Text(f"    {one_line(line)}")
 
 
 def _indented(table: Table) -> Padding:

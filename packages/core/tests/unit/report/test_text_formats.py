@@ -102,6 +102,23 @@ def test_failure_is_printed_whole() -> None:
     )
 
 
+def test_each_broken_property_of_code_is_printed_with_its_smallest_case() -> None:
+    finding = {
+        "name": "one row each", "reason": "a row is lost\nand another", "example": ["sample 0", "> 1"],
+        "failed": 2, "cases": 3,
+    }  # fmt: skip
+    subjects = [
+        {"subject": "a.py:good", "findings": []},
+        {"subject": "b.py:bad", "findings": [finding]},
+    ]
+    level = Level.model_validate({"verdict": "FAIL", "reason": "b", "subjects": subjects})
+    verdict = Verdict(verdict=Outcome.FAIL, model={"name": "m"}, levels={"collator": level})
+    assert (
+        "\n\ncollator: b.py:bad\n  must hold: one row each; broken in 2 of 3 cases\n"
+        "    a row is lost\n    and another\n    sample 0\n    > 1\nreport: "
+    ) in printed(Report(Path("runs/0412"), verdict))
+
+
 def test_a_file_gets_paths_of_modules_on_one_line() -> None:
     report = read_report(write_sample(Path("runs/0412"), FAILED))
     stream = io.StringIO()

@@ -4,12 +4,12 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,9 @@ from assay.files import read_json_object
 from assay.models.config_files import load_config, load_tokenizer
 from assay.models.inspect.inspection import check_tokenizer
 from assay.models.sources import RemoteCode, resolve_model, weightless_folder
-from assay.models.transformers_calls import quiet_transformers
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay.watchdog import temporary_folder
-from assay_smoke.data.accumulation import STEPS, check_accumulation
+from assay_smoke.data.accumulation import check_accumulation
 from assay_smoke.data.chats import check_chat, check_labels
 from assay_smoke.data.collating import check_packing, check_padding
 from assay_smoke.data.protocols import (
@@ -48,38 +46,28 @@ from assay_smoke.data.sampling import (
 from assay_smoke.data.tokens import micro_tokenizer, template_messages
 from assay_smoke.data.verdict import (
     LEVELS,
-    NOT_ASKED_FOR,
-    CheckReport,
     DataAnswer,
     DataLevel,
     DataRequest,
     Fault,
-    PlannedCheck,
     RaisedError,
     Subject,
     SubjectReport,
 )
 
-if TYPE_CHECKING:
-    from transformers import Trainer, TrainerCallback
-
-_OPTIONAL = {
-    "accelerate": "its data loader and transformers' Trainer, which needs it, are",
-    "trl": "its collator is",
-}
+_OPTIONAL = {"accelerate": "its data loader", "trl": "its collator"}
 
 
-def is_installed(library: str) -> bool:
-    """Return whether `library` is installed."""
-    try:
-        version(library)
-    except PackageNotFoundError:
-        return False
-    return True
+class PlannedCheck(NamedTuple):
+    """A check of one subject."""
+
+    level: DataLevel
+    subject: str
+    run: Callable[[], SubjectReport]
 
 
-def library_checks() -> Iterator[PlannedCheck]:
-    """Yield the checks of all installed libraries."""
+def _library_checks(answer: DataAnswer) -> Iterator[PlannedCheck]:
+    """Yield the checks of all installed libraries, and note the absent ones in `answer`."""
     from transformers import (
         DataCollatorForLanguageModeling,
         DataCollatorForSeq2Seq,
@@ -88,8 +76,12 @@ def library_checks() -> Iterator[PlannedCheck]:
 
     def of(library: str, level: DataLevel, part: str, check: Any, *arguments: Any) -> PlannedCheck:  # noqa: ANN401
         subject = Subject(f"{library} {version(library)} {part}")
-        return PlannedCheck(level, subject.name, partial(check, subject, *arguments), is_own=False)
+        return PlannedCheck(level, subject.name, partial(check, subject, *arguments))
 
+    absent = [library for library in _OPTIONAL if find_spec(library) is None]
+    answer.notes += [
+        f"{library} is not installed: {_OPTIONAL[library]} is not checked" for library in absent
+    ]
     hf = partial(of, "transformers")
     for case, tokenizers in _micro_tokenizers_by_case().items():
         part = f"apply_chat_template{case}"
@@ -101,21 +93,16 @@ def library_checks() -> Iterator[PlannedCheck]:
     yield hf("collator", f"{lm}(mlm=False)", check_padding, plain, padding, "plain")
     flattening: Any = DataCollatorWithFlattening
     yield hf("packing", flattening.__name__, check_packing, lambda _: flattening(), padding)
-    if is_installed("trl"):
+    if "trl" not in absent:
         unpadded = partial(_trl_collator, padding_free=True)
         yield of("trl", "collator", lm, check_padding, _trl_collator, padding)
         yield of("trl", "packing", f"{lm}(padding_free=True)", check_packing, unpadded, padding)
     yield of("torch", "sampler", "DistributedSampler", check_sampling, _distributed_sampler)
     yield hf("accumulation", "num_items_in_batch", check_accumulation, _backward_by_model_loss)
-    if is_installed("accelerate"):
+    if "accelerate" not in absent:
         seedable, skip = partial(_accelerate, is_seedable=True), "skip_first_batches"
         yield of("accelerate", "sampler", f"{skip}, use_seedable_sampler", check_sampling, seedable)
         yield of("accelerate", "sampler", f"{skip}, as by default", check_sampling, _accelerate)
-        resume = "Trainer, resume_from_checkpoint"
-        yield hf("sampler", resume, check_sampling, TrainerRun, TRAINER_PLANS)
-        one_rank = [step for step in STEPS if len(step) == 1]
-        accumulate = "Trainer(gradient_accumulation_steps)"
-        yield hf("accumulation", accumulate, check_accumulation, trainer_step, one_rank)
     yield of("torch", "workers", "DataLoader", check_loader, torch_loader)
     yield hf("workers", "seed_worker, as in its Trainer", check_loader, _transformers_loader)
     for option, seed in (("", None), (", seed=0", 0)):
@@ -277,156 +264,6 @@ def _backward_by_model_loss(
         (loss * num_ranks).backward()
 
 
-# Trainer runs in one process here, so plans have one rank.
-TRAINER_PLANS = (LoaderPlan(num_samples=13, batch_size=6, num_epochs=2),)
-
-
-def trainer_step(
-    model: nn.Module,
-    micro_batches: Sequence[Mapping[str, Tensor]],
-    _num_step_tokens: int,
-    _num_ranks: int,
-) -> None:
-    """Accumulate by one step of Trainer, which counts the label tokens itself.
-
-    The gradients are those that reach the optimizer. Its learning rate of 0 changes nothing.
-    """
-    from transformers import Trainer, TrainerCallback
-
-    gradients: dict[str, Tensor] = {}
-
-    class KeepGradients(TrainerCallback):
-        """Copies gradients just before the optimizer steps."""
-
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
-            for name, parameter in model.named_parameters():
-                grad = parameter.grad
-                gradients[name] = torch.zeros_like(parameter) if grad is None else grad.clone()
-
-    class GivenBatches(Trainer):
-        """Trains on given micro-batches."""
-
-        def get_train_dataloader(self) -> Any:  # noqa: ANN401
-            return [dict(micro_batch) for micro_batch in micro_batches]
-
-    with temporary_folder("assay-trainer-") as folder, quiet_transformers():
-        _make_trainer(
-            GivenBatches,
-            model,
-            [{}],
-            KeepGradients(),
-            output_dir=str(folder),
-            max_steps=1,
-            gradient_accumulation_steps=len(micro_batches),
-            learning_rate=0.0,
-            max_grad_norm=0.0,
-        ).train()
-    for name, parameter in model.named_parameters():
-        parameter.grad = gradients[name]
-
-
-class TrainerRun:
-    """A training run by Trainer, as an iterable of epochs. Its state is a checkpoint."""
-
-    def __init__(self, plan: LoaderPlan, resumed: ResumePoint | None) -> None:
-        self._plan = plan
-        self._resumed = resumed
-        self._num_drawn = 0
-
-    def __iter__(self) -> Iterator[Iterator[list[int]]]:
-        plan, resumed = self._plan, self._resumed
-        seen = _train(plan, resumed.state if resumed else None)
-        full, rest = divmod(plan.num_samples, plan.batch_size)
-        per_epoch = full + (rest > 0 and not plan.drop_last)
-        first, before = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
-        for epoch in range(first, plan.num_epochs):
-            count = per_epoch - (before if epoch == first else 0)
-            yield self._draw(seen[:count])
-            seen = seen[count:]
-
-    def _draw(self, batches: Sequence[list[int]]) -> Iterator[list[int]]:
-        for batch in batches:
-            self._num_drawn += 1
-            yield batch
-
-    def state_dict(self) -> int:
-        """Return the number of drawn batches. A resumed run writes a checkpoint after as many steps."""
-        return self._num_drawn
-
-
-def _train(plan: LoaderPlan, num_steps: object) -> list[list[int]]:
-    """Return the batches that the model got, after a resume from `num_steps` if it is a number."""
-    with temporary_folder("assay-trainer-") as folder, quiet_transformers():
-        resume_from = None
-        if isinstance(num_steps, int):
-            _run_trainer(plan, folder, stop_after=num_steps)
-            resume_from = str(folder / f"checkpoint-{num_steps}")
-        return _run_trainer(plan, folder, resume_from=resume_from)
-
-
-def _run_trainer(
-    plan: LoaderPlan, folder: Path, stop_after: int | None = None, resume_from: str | None = None
-) -> list[list[int]]:
-    from transformers import Trainer, TrainerCallback
-
-    class StopAndSave(TrainerCallback):
-        """Stops the run with a checkpoint after a number of steps."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
-            if state.global_step == stop_after:
-                control.should_save = control.should_training_stop = True
-
-    model = _Recorder()
-    _make_trainer(
-        Trainer,
-        model,
-        [{"number": number} for number in range(plan.num_samples)],
-        StopAndSave(),
-        output_dir=str(folder),
-        num_train_epochs=plan.num_epochs,
-        per_device_train_batch_size=plan.batch_size,
-        dataloader_num_workers=plan.num_workers,
-        dataloader_drop_last=plan.drop_last,
-        seed=plan.seed,
-        remove_unused_columns=False,
-    ).train(resume_from_checkpoint=resume_from)
-    return model.seen
-
-
-def _make_trainer(
-    kind: "type[Trainer]",
-    model: nn.Module,
-    samples: Sequence[Mapping[str, int]],
-    callback: "TrainerCallback",
-    **arguments: Any,  # noqa: ANN401 - of TrainingArguments
-) -> "Trainer":
-    """Make a Trainer on the host that prints and saves nothing by itself."""
-    from transformers import TrainingArguments
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
-
-    quiet = TrainingArguments(
-        save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, **arguments
-    )
-    data: Any = samples
-    trainer: Trainer = kind(model=model, args=quiet, train_dataset=data, callbacks=[callback])
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-    return trainer
-
-
-class _Recorder(nn.Module):
-    """A model with one parameter that records the numbers of its samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.seen: list[list[int]] = []
-
-    def forward(self, number: Tensor) -> Mapping[str, Tensor]:
-        self.seen.append(number.tolist())
-        return {"loss": self.weight * number.float().mean()}
-
-
 ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
 
 
@@ -483,103 +320,76 @@ def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
     # Workers of data loaders are forked, since a new interpreter cannot import users' files.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)  # more threads are slower on models of this size
-    plan = ChecksPlan(request)
-    checks = plan.checks()
-    answer = DataAnswer(checks=[], left_out=plan.left_out, notes=plan.notes)
+    answer = DataAnswer()
+    checks = plan_checks(request, answer)
     with progress.task("checks properties", len(checks)) as task:
-        for check in checks:
-            with progress.step(f"{check.level}: {check.name}"):
+        for level, subject, check in checks:
+            with progress.step(f"{level}: {subject}"):
                 try:
-                    found = CheckReport(level=check.level, report=check.run())
+                    report = check()
                 except RaisedError as error:
-                    if check.is_own:
+                    if not request.is_of_libraries:
                         answer.errors.append(str(error))
-                    nothing = SubjectReport(subject=check.name, cases={})
-                    found = CheckReport(level=check.level, report=nothing, problem=str(error))
-            answer.checks.append(found)
+                    report = SubjectReport(subject=subject, cases={}, problem=str(error))
+            answer.reports.append((level, report))
             task.advance()
     if len(answer.errors) == len(checks):
         raise RaisedError("\n".join(answer.errors))
     return answer
 
 
-@dataclass
-class ChecksPlan:
-    """The checks of a request, and the reasons why levels have none."""
+def plan_checks(request: DataRequest, answer: DataAnswer) -> list[PlannedCheck]:
+    """Return all checks in the order of the levels, with what is left out in `answer`."""
+    if request.is_of_libraries:
+        found = [*_library_checks(answer)]
+    else:
+        model = None
+        if request.model is not None:
+            model = open_tokenizer(request.model, request.remote_code)
+        found = [*_chat_checks(request, model, answer), *_own_checks(request, model)]
+    return sorted(found, key=lambda check: LEVELS.index(check.level))
 
-    request: DataRequest
-    left_out: dict[DataLevel, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
-    @cached_property
-    def model(self) -> ModelTokenizer | None:
-        """Open the tokenizer of MODEL, if there is one."""
-        name = self.request.model
-        return None if name is None else open_tokenizer(name, self.request.remote_code)
-
-    def checks(self) -> list[PlannedCheck]:
-        """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
-        if self.request.model is None and not self.request.own_code:
-            found = [*library_checks()]
-            self.notes += [
-                f"{library} is not installed: {left_out} not checked"
-                for library, left_out in _OPTIONAL.items()
-                if not is_installed(library)
-            ]
-        else:
-            found = [*self._chat_checks(), *self._own_checks()]
-        planned = {check.level for check in found}
-        absent = [level for level in LEVELS if level not in planned]
-        self.left_out = dict.fromkeys(absent, NOT_ASKED_FOR) | self.left_out
-        return sorted(found, key=lambda check: LEVELS.index(check.level))
-
-    def _chat_checks(self) -> Iterator[PlannedCheck]:
-        request, model = self.request, self.model
-        if model is not None:
-            yield PlannedCheck("chat", model.report.subject, lambda: model.report)
-        labelled = True
-        if (code := request.own_code.get("render")) is not None:
-            subject = Subject(code)
-            render = cast("Render", load_object(code))
-        elif model is None:
-            return
-        elif not model.tokenizer.chat_template:
+def _chat_checks(
+    request: DataRequest, model: ModelTokenizer | None, answer: DataAnswer
+) -> Iterator[PlannedCheck]:
+    code = request.own_code.get("render")
+    tokenizers, eos_token_ids = micro_tokenizers(), ()
+    if model is not None:
+        tokenizers, eos_token_ids = [model.tokenizer], model.eos_token_ids
+        yield PlannedCheck("chat", model.report.subject, lambda: model.report)
+        if code is None and not model.tokenizer.chat_template:
             why = "the tokenizer has no chat template: give --render"
-            self.left_out |= {"chat": why, "labels": why}
+            answer.left_out |= {"chat": why, "labels": why}
             return
-        else:
-            subject = Subject(f"chat template of {request.model}")
-            render = render_by_template
-            labelled = marks_assistant(model.tokenizer)
-        tokenizers = [model.tokenizer] if model else micro_tokenizers()
-        eos = model.eos_token_ids if model else ()
-        chat = partial(check_chat, subject, render, tokenizers, eos, request.truncation)
-        yield PlannedCheck("chat", subject.name, chat)
-        if labelled:
-            labels = partial(check_labels, subject, render, tokenizers)
-            yield PlannedCheck("labels", subject.name, labels)
-        else:
-            self.left_out["labels"] = (
-                "the chat template has no {% generation %} marks, so transformers cannot tell the"
-                " assistant's tokens: give --render"
-            )
+    elif code is None:
+        return
+    subject = Subject(code or f"chat template of {request.model}")
+    render = render_by_template if code is None else cast("Render", load_object(code))
+    chat = partial(check_chat, subject, render, tokenizers, eos_token_ids, request.truncation)
+    yield PlannedCheck("chat", subject.name, chat)
+    if code is None and not marks_assistant(tokenizers[0]):
+        answer.left_out["labels"] = (
+            "the chat template has no {% generation %} marks, so transformers cannot tell the"
+            " assistant's tokens: give --render"
+        )
+        return
+    yield PlannedCheck("labels", subject.name, partial(check_labels, subject, render, tokenizers))
 
-    def _own_checks(self) -> Iterator[PlannedCheck]:
-        own = {name: cast("Any", load_object(file)) for name, file in self.request.own_code.items()}
-        tokenizers = [self.model.tokenizer] if self.model else padding_tokenizers()
-        features = self.request.features
-        loader = own.get("loader", torch_loader)
-        planned: list[tuple[str, DataLevel, Any, tuple[Any, ...]]] = [
-            ("collator", "collator", check_padding, (tokenizers, features)),
-            ("packing", "packing", check_packing, (tokenizers, features)),
-            ("sampler", "sampler", check_sampling, ()),
-            ("batch_sampler", "batch-sampler", check_sampling, (BATCH_SAMPLER_PLANS,)),
-            ("accumulation", "accumulation", check_accumulation, ()),
-            ("loader", "workers", check_loader, ()),
-            ("dataset", "workers", check_dataset, (loader,)),
-        ]
-        for option, level, check, arguments in planned:
-            if option in own:
-                name = self.request.own_code[option]
-                run = partial(check, Subject(name), own[option], *arguments)
-                yield PlannedCheck(level, name, run)
+
+def _own_checks(request: DataRequest, model: ModelTokenizer | None) -> Iterator[PlannedCheck]:
+    own = {name: cast("Any", load_object(file)) for name, file in request.own_code.items()}
+    batching = ([model.tokenizer] if model else padding_tokenizers(), request.features)
+    planned: list[tuple[str, DataLevel, Any, tuple[Any, ...]]] = [
+        ("collator", "collator", check_padding, batching),
+        ("packing", "packing", check_packing, batching),
+        ("sampler", "sampler", check_sampling, ()),
+        ("batch_sampler", "batch-sampler", check_sampling, (BATCH_SAMPLER_PLANS,)),
+        ("accumulation", "accumulation", check_accumulation, ()),
+        ("loader", "workers", check_loader, ()),
+        ("dataset", "workers", check_dataset, (own.get("loader", torch_loader),)),
+    ]
+    for option, level, check, arguments in planned:
+        if option in own:
+            name = request.own_code[option]
+            yield PlannedCheck(level, name, partial(check, Subject(name), own[option], *arguments))

@@ -1,22 +1,15 @@
 """The request of `assay smoke data`, the cases and broken properties of its answer, and the verdict by level."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
 from pydantic import Field
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.foreign_text import one_line
 from assay.judge.levels import Cause, LevelResult, conclude, not_run
-from assay.judge.wording import OUTCOME_SIGNS
 from assay.models.sources import RemoteCode
-from assay.output.console import new_table
 from assay.plugins import find_plugin_file
 from assay.verdicts import Diagnosis, Level, Outcome, Record, Verdict
 from assay_smoke.data.protocols import FeatureKind, Truncation
@@ -99,18 +92,13 @@ class SubjectReport(Record):
     """Number of judged cases by promised property."""
     findings: list[BrokenProperty] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+    problem: str = ""
+    """Exception of the subject, or a description of its malformed result."""
 
     @property
     def compared(self) -> int:
         """Count the cases of all properties."""
         return sum(self.cases.values())
-
-    @property
-    def outcome(self) -> Outcome:
-        """FAIL if a property is broken, NOT_COMPARED if one has no case."""
-        if self.findings:
-            return Outcome.FAIL
-        return Outcome.PASS if self.compared and not self.untried else Outcome.NOT_COMPARED
 
     @property
     def untried(self) -> list[str]:
@@ -161,20 +149,6 @@ class SubjectReport(Record):
             self.note(f"not tried because all plans for it are declined: {name}")
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCheck:
-    """A check of one subject."""
-
-    level: DataLevel
-    name: str
-    run: Callable[[], SubjectReport]
-    is_own: bool = True
-    """True if the user gave the subject. Its exceptions are then errors of the command."""
-
-
-NOT_ASKED_FOR = "not asked for"
-
-
 class DataRequest(Record):
     """Options of the command."""
 
@@ -188,6 +162,11 @@ class DataRequest(Record):
     """Samples with masked labels, or without labels, so that every token counts."""
     remote_code: RemoteCode = "refuse"
 
+    @property
+    def is_of_libraries(self) -> bool:
+        """Return True for a request that names nothing: it checks the installed libraries."""
+        return self.model is None and not self.own_code
+
     def require_meaning(self) -> None:
         """Raise UsageError for a missing file, or an option that has no effect."""
         for reference in self.own_code.values():
@@ -200,20 +179,11 @@ class DataRequest(Record):
             raise UsageError("--features are samples for --collator or --packing: give one")
 
 
-class CheckReport(Record):
-    """The report on one subject, or the reason why it has none."""
-
-    level: DataLevel
-    report: SubjectReport
-    problem: str = ""
-    """Exception of the subject, or a description of its malformed result."""
-
-
 class DataAnswer(Record):
     """All reports, and the reasons why levels were left out."""
 
-    checks: list[CheckReport]
-    left_out: dict[DataLevel, str]
+    reports: list[tuple[DataLevel, SubjectReport]] = Field(default_factory=list)
+    left_out: dict[DataLevel, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
     errors: list[str] = Field(default_factory=list)
     """Exceptions and malformed results of the user's code."""
@@ -235,20 +205,19 @@ QUESTIONS: dict[str, str] = {
     "workers": "Do workers and epochs draw different random numbers?",
 }
 
-_STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
-
 
 def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     """Judge all levels. FAIL if a property is broken, NOT_COMPARED if one was never tried or none checked."""
     levels: dict[str, LevelResult] = {}
     for name in LEVELS:
-        checks = [check for check in answer.checks if check.level == name]
-        left_out = answer.left_out.get(name, NOT_ASKED_FOR)
-        one = levels[name] = _judge_level(checks) if checks else not_run(left_out)
-        one.level = one.level.model_copy(update={"question": QUESTIONS[name]})
-    failed = [name for name in LEVELS if levels[name].is_failed]
+        reports = [report for level, report in answer.reports if level == name]
+        if reports or name in answer.left_out:
+            one = _judge_level(reports) if reports else not_run(answer.left_out[name])
+            one.level = one.level.model_copy(update={"question": QUESTIONS[name]})
+            levels[name] = one
+    failed = [name for name in LEVELS if name in levels and levels[name].is_failed]
     subjects_of: dict[str, list[str]] = {}
-    for report in (check.report for check in answer.checks):
+    for _, report in answer.reports:
         for note in report.notes:
             subjects_of.setdefault(note, []).append(report.subject)
     notes = [f"{', '.join(subjects)}: {note}" for note, subjects in subjects_of.items()]
@@ -266,9 +235,8 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     )
 
 
-def _judge_level(checks: Sequence[CheckReport]) -> LevelResult:
-    reports = [check.report for check in checks]
-    reason = "; ".join(filter(None, map(_find_gap, checks))) or None
+def _judge_level(reports: Sequence[SubjectReport]) -> LevelResult:
+    reason = "; ".join(filter(None, map(_find_gap, reports))) or None
     outcome = Outcome.NOT_COMPARED if reason else Outcome.PASS
     found = [(report, finding) for report in reports for finding in report.findings]
     if found:
@@ -280,62 +248,9 @@ def _judge_level(checks: Sequence[CheckReport]) -> LevelResult:
     return LevelResult(Level(verdict=outcome, reason=reason, compared=compared, subjects=subjects))
 
 
-def _find_gap(check: CheckReport) -> str:
-    """Describe a promised property that was not tried."""
-    report = check.report
-    if check.problem or report.outcome is not Outcome.NOT_COMPARED:
-        return check.problem
+def _find_gap(report: SubjectReport) -> str:
+    """Describe what was not tried."""
+    if report.problem or report.findings or (report.compared and not report.untried):
+        return report.problem
     untried = f"never tried: {', '.join(report.untried)}"
     return f"{report.subject}: {untried if report.untried else 'tried no case'}"
-
-
-def print_data_verdict(verdict: Verdict, console: Console, page: Path) -> None:
-    """Print `verdict`. page: its report."""
-    outcome = verdict.verdict
-    cases = f": {verdict.compared:,} cases with {verdict.model['name']}"
-    word = (outcome.value, _STYLES[outcome])
-    console.print(Text.assemble(f"{OUTCOME_SIGNS[outcome]} ", word, cases))
-    console.print(_table(verdict))
-    others = [name for name, level in verdict.levels.items() if level.reason == NOT_ASKED_FOR]
-    if others:
-        console.print(Text(f"{NOT_ASKED_FOR}: {', '.join(others)}", style="dim"), soft_wrap=True)
-    notes = (f"note: {one_line(note)}" for note in verdict.notes)
-    for line in (*_findings(verdict), *notes, f"report: {page}"):
-        console.print(Text(line), soft_wrap=True)
-
-
-def reports_of(level: Level) -> list[SubjectReport]:
-    """Return the reports behind a level."""
-    extra = level.model_extra or {}
-    return [SubjectReport.model_validate(report) for report in extra.get("subjects", ())]
-
-
-def _table(verdict: Verdict) -> Table:
-    table = new_table("level", "subject", "cases", "verdict")
-    table.columns[2].justify = "right"
-    for name, level in verdict.levels.items():
-        reports = reports_of(level)
-        for report in reports:
-            outcome = report.outcome
-            cells = Text(one_line(report.subject)), f"{report.compared:,}"
-            table.add_row(name, *cells, Text(outcome.value, style=_STYLES[outcome]))
-        if not reports and level.reason != NOT_ASKED_FOR:
-            table.add_row(name, Text(one_line(level.reason or ""), style="dim"), "", "not run")
-    return table
-
-
-def _findings(verdict: Verdict) -> Iterator[str]:
-    for name, level in verdict.levels.items():
-        for report in reports_of(level):
-            for finding in report.findings:
-                broken = f"broken in {finding.failed} of {finding.cases} cases"
-                yield ""
-                yield one_line(f"{name}: {report.subject}")
-                yield one_line(f"  must hold: {finding.name}; {broken}")
-                yield from (f"  {one_line(line)}" for line in finding.reason.splitlines())
-                yield from (f"    {one_line(line)}" for line in finding.example)
-        if level.verdict is Outcome.NOT_COMPARED:
-            yield ""
-            yield from (one_line(line) for line in f"{name}: {level.reason}".splitlines())
-    if verdict.verdict is not Outcome.PASS:
-        yield ""

@@ -1,12 +1,10 @@
 """The verdict from reports, and its output."""
 
-import io
-from importlib.metadata import PackageNotFoundError
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from assay.errors import UsageError
 from assay.models.sources import local_folder, resolve_model
@@ -16,9 +14,9 @@ from assay_smoke.data.chats import NO_PROMPT, check_chat
 from assay_smoke.data.collating import UNCHANGED, check_packing, check_padding
 from assay_smoke.data.planned_checks import (
     ONE_BOS,
-    ChecksPlan,
     open_tokenizer,
     padding_tokenizers,
+    plan_checks,
     render_by_template,
 )
 from assay_smoke.data.sampling import (
@@ -37,15 +35,14 @@ from assay_smoke.data.sampling import (
 from assay_smoke.data.tokens import micro_tokenizer
 from assay_smoke.data.verdict import (
     BrokenProperty,
-    CheckReport,
     DataAnswer,
+    DataLevel,
     DataRequest,
     Fault,
     RaisedError,
     Subject,
     SubjectReport,
     judge_data,
-    print_data_verdict,
 )
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
@@ -64,17 +61,16 @@ UNTRIED = SubjectReport(subject="mine.py:half", cases={"one": 3, "other": 0})
 NOTHING = SubjectReport(subject="library 1.0", cases={})
 
 
-def judged(*checks: CheckReport) -> Any:
-    answer = DataAnswer(checks=list(checks), left_out={"chat": "no chat template: give --render"})
+def judged(*reports: SubjectReport, level: DataLevel = "sampler") -> Any:
+    answer = DataAnswer(
+        reports=[(level, report) for report in reports],
+        left_out={"chat": "no chat template: give --render"},
+    )
     return judge_data(DataRequest(own_code={"sampler": "mine.py:good"}), answer)
 
 
-def sampler(report: SubjectReport, problem: str = "") -> CheckReport:
-    return CheckReport(level="sampler", report=report, problem=problem)
-
-
 def test_all_properties_hold() -> None:
-    verdict = judged(sampler(RIGHT))
+    verdict = judged(RIGHT)
     assert verdict.verdict is Outcome.PASS
     assert (verdict.compared, verdict.diagnosis) == (5, None)
     assert verdict.levels["sampler"].compared == 5
@@ -84,7 +80,7 @@ def test_all_properties_hold() -> None:
 
 
 def test_one_finding_fails_its_level_and_the_verdict() -> None:
-    verdict = judged(sampler(RIGHT), sampler(WRONG), sampler(UNTRIED))
+    verdict = judged(RIGHT, WRONG, UNTRIED)
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["sampler"].reason == "mine.py:bad: it is lost"
     assert verdict.diagnosis is None  # an order of samples has none
@@ -94,47 +90,28 @@ def test_one_finding_fails_its_level_and_the_verdict() -> None:
     ("subject", "diagnosis"), [("accumulation", "loss-scale"), ("workers", "rng-state")]
 )
 def test_a_failed_subject_has_its_diagnosis(subject: Any, diagnosis: str) -> None:
-    assert judged(CheckReport(level=subject, report=WRONG)).diagnosis == diagnosis
+    assert judged(WRONG, level=subject).diagnosis == diagnosis
 
 
 @pytest.mark.parametrize(
-    ("check", "reason"),
+    ("report", "reason"),
     [
-        (sampler(UNTRIED), "mine.py:half: never tried: other"),
-        (sampler(NOTHING), "library 1.0: tried no case"),
-        (sampler(NOTHING, "library 1.0 raised KeyError: 'x'"), "library 1.0 raised KeyError: 'x'"),
+        (UNTRIED, "mine.py:half: never tried: other"),
+        (NOTHING, "library 1.0: tried no case"),
+        (
+            NOTHING.model_copy(update={"problem": "library 1.0 raised KeyError"}),
+            "library 1.0 raised KeyError",
+        ),
     ],
 )
-def test_what_was_promised_and_not_tried_is_no_pass(check: CheckReport, reason: str) -> None:
-    verdict = judged(sampler(RIGHT), check)
+def test_what_was_promised_and_not_tried_is_no_pass(report: SubjectReport, reason: str) -> None:
+    verdict = judged(RIGHT, report)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["sampler"].reason == reason
 
 
 def test_no_check_at_all_is_no_pass() -> None:
     assert judged().verdict is Outcome.NOT_COMPARED
-
-
-def test_the_smallest_case_is_printed_under_the_table() -> None:
-    text = io.StringIO()
-    verdict = judged(sampler(RIGHT), sampler(WRONG))
-    print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/report.html"))
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert lines[0] == "✗ FAIL: 8 cases with generated tokenizers"
-    assert lines[2].split() == ["chat", "no", "chat", "template:", "give", "--render", "not", "run"]
-    others = "labels, collator, packing, batch-sampler, accumulation, workers"
-    assert lines[5] == f"not asked for: {others}"
-    assert ["sampler", "mine.py:good", "5", "PASS"] in [line.split() for line in lines]
-    assert ["sampler", "mine.py:bad", "3", "FAIL"] in [line.split() for line in lines]
-    begin = lines.index("sampler: mine.py:bad")
-    assert lines[begin : begin + 5] == [
-        "sampler: mine.py:bad",
-        "  must hold: one; broken in 2 of 3 cases",
-        "  it is lost",
-        "    sample 0",
-        "    > 1",
-    ]
-    assert lines[-2:] == ["note: mine.py:good: a note", "report: runs/1/report.html"]
 
 
 @pytest.mark.parametrize(
@@ -152,19 +129,15 @@ def test_options_without_a_meaning_are_refused(request_: DataRequest, message: s
 
 
 def test_without_options_every_installed_library_is_checked() -> None:
-    plan = ChecksPlan(DataRequest())
-    names = {check.level: check.name for check in plan.checks()}
-    assert set(names) == {
+    levels = {check.level for check in plan_checks(DataRequest(), DataAnswer())}
+    assert levels == {
         "chat", "labels", "collator", "packing", "sampler", "accumulation", "workers",
     }  # fmt: skip
-    assert set(plan.left_out) == {"batch-sampler"}
-    assert not any(check.is_own for check in plan.checks())
 
 
 def test_what_is_given_is_all_that_is_checked() -> None:
-    plan = ChecksPlan(DataRequest(own_code={"sampler": f"{PLANTS / 'samplers.py'}:right"}))
-    assert [(check.level, check.is_own) for check in plan.checks()] == [("sampler", True)]
-    assert plan.left_out["collator"] == "not asked for"
+    request = DataRequest(own_code={"sampler": f"{PLANTS / 'samplers.py'}:right"})
+    assert [check.level for check in plan_checks(request, DataAnswer())] == ["sampler"]
 
 
 def test_a_property_breaks_by_its_first_fault_and_counts_every_case() -> None:
@@ -196,7 +169,7 @@ def test_a_folder_with_a_tokenizer_alone_is_a_model(tmp_path: Path) -> None:
     assert opened.report.cases == {ONE_BOS: 1}
     assert opened.report.findings == []
     assert "tokenize its text with add_special_tokens=False" in " ".join(opened.report.notes)
-    checks = ChecksPlan(DataRequest(model=str(tmp_path))).checks()
+    checks = plan_checks(DataRequest(model=str(tmp_path)), DataAnswer())
     assert [check.level for check in checks] == ["chat", "chat", "labels"]
 
 
@@ -219,13 +192,10 @@ def test_eos_of_the_generation_config_says_where_a_model_stops(tmp_path: Path) -
 def test_a_tokenizer_without_template_or_marks_leaves_levels_out(
     tmp_path: Path, template: str, left_out: set[str]
 ) -> None:
-    plan = ChecksPlan(DataRequest(model=tokenizer_folder(tmp_path, template)))
-    plan.checks()
-    reasons = {
-        subject for subject, reason in plan.left_out.items() if reason.endswith("give --render")
-    }
-    assert reasons >= left_out
-    assert "--render" in plan.left_out["labels"]
+    answer = DataAnswer()
+    plan_checks(DataRequest(model=tokenizer_folder(tmp_path, template)), answer)
+    assert answer.left_out.keys() == left_out
+    assert all(reason.endswith("give --render") for reason in answer.left_out.values())
 
 
 @pytest.mark.parametrize(
@@ -371,28 +341,24 @@ def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
 
 
 def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(library: str) -> str:
-        if library in ("accelerate", "trl"):
-            raise PackageNotFoundError(library)
-        return "1.0"
-
-    monkeypatch.setattr("assay_smoke.data.planned_checks.version", version)
-    plan = ChecksPlan(DataRequest())
-    names = " ".join(check.name for check in plan.checks())
-    assert "Trainer" not in names.replace("as in its Trainer", "")
-    assert "accelerate" not in names
-    assert plan.notes == [
-        (
-            "accelerate is not installed: its data loader and transformers' Trainer, which needs it,"
-            " are not checked"
-        ),
+    absent = ("accelerate", "trl")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "assay_smoke.data.planned_checks.find_spec",
+        lambda name: None if name in absent else find_spec(name),
+    )
+    answer = DataAnswer()
+    names = " ".join(check.subject for check in plan_checks(DataRequest(), answer))
+    assert not any(library in names for library in absent)
+    assert answer.notes == [
+        "accelerate is not installed: its data loader is not checked",
         "trl is not installed: its collator is not checked",
     ]
 
 
 def test_a_micro_model_has_nothing_to_check() -> None:
     with pytest.raises(UsageError, match=r"^micro:llama has no tokenizer: name a folder with one"):
-        ChecksPlan(DataRequest(model="micro:llama")).checks()
+        plan_checks(DataRequest(model="micro:llama"), DataAnswer())
 
 
 def test_a_template_that_reads_parts_gets_parts() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 from rich.console import Console
 
 from assay.plugins import load_object
+from assay.report.run_report import Report
+from assay.report.text_formats import print_report
 from assay_smoke.data import collating, sampling
 from assay_smoke.data.tokens import micro_tokenizer
 from assay_smoke.data.verdict import (
-    CheckReport,
     DataAnswer,
     DataRequest,
     Subject,
     judge_data,
-    print_data_verdict,
 )
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")
@@ -54,10 +54,9 @@ def test_the_sampler_holds(tmp_path: Path) -> None:
 def test_the_sampler_without_its_epoch_fails_as_shown(tmp_path: Path) -> None:
     run = documented("epochs", tmp_path, without="        sampler.set_epoch(epoch)\n")
     report = sampling.check_sampling(Subject("train.py:epochs"), run)
-    check = CheckReport(level="sampler", report=report)
     request = DataRequest(own_code={"sampler": "train.py:epochs"})
-    verdict = judge_data(request, DataAnswer(checks=[check], left_out={}))
+    verdict = judge_data(request, DataAnswer(reports=[("sampler", report)]))
     stream = io.StringIO()
-    print_data_verdict(verdict, Console(file=stream, width=80), Path("runs/2/report.html"))
+    print_report(Report(tmp_path, verdict), Console(file=stream), Path("runs/2/report.html"))
     printed = "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
     assert printed in PAGE

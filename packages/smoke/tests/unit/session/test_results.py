@@ -1,15 +1,12 @@
 """Results of a session: in two sentences, as a line each, and free of hostile text."""
 
-import io
 import sys
 from pathlib import Path
 
 import pytest
 
-from assay.output.console import open_text_console
-from assay.verdicts import Level, Outcome, Verdict
+from assay.verdicts import Outcome
 from assay_smoke.commands import _tell
-from assay_smoke.data.verdict import print_data_verdict
 from assay_smoke.session.command import (
     CaseResult,
     SessionReport,
@@ -19,7 +16,7 @@ from assay_smoke.session.command import (
     write_page,
 )
 from assay_smoke.timelines import PhaseSeconds
-from packages.core.tests.poison import assert_harmless_html, assert_harmless_text, poisoned
+from packages.core.tests.poison import assert_harmless_html, poisoned
 
 
 def _report(*cases: CaseResult, pairs: tuple[int, int]) -> SessionReport:
@@ -93,26 +90,9 @@ SESSIONS = dict(
         )
     )
 )
-VERDICTS = dict(
-    poisoned(
-        Verdict(
-            verdict=Outcome.FAIL,
-            model={"name": "m"},
-            levels={"chats": Level(verdict=Outcome.FAIL, reason="r\nsecond", compared=3)},
-            notes=["n"],
-        )
-    )
-)
 
 
 @pytest.mark.parametrize("path", SESSIONS)
 def test_no_text_of_a_session_does_anything(path: str, tmp_path: Path) -> None:
     assert len(SESSIONS) >= 10
     assert_harmless_html(write_page(SESSIONS[path], tmp_path).read_text())
-
-
-@pytest.mark.parametrize("path", [path for path in VERDICTS if path != "model.name.KEY"])
-def test_no_text_of_a_check_of_data_does_anything(path: str) -> None:
-    stream = io.StringIO()
-    print_data_verdict(VERDICTS[path], open_text_console(stream), Path("verdict.json"))
-    assert_harmless_text(stream.getvalue())
