@@ -6,12 +6,15 @@ assay smoke data --sampler examples/data_checks/trainer.py:TrainerRun --accumula
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import seed_worker
 
 from assay_smoke.data.protocols import LoaderPlan, ResumePoint
 
@@ -79,6 +82,12 @@ def step(
         ).train()
     for name, parameter in model.named_parameters():
         parameter.grad = callback.gradients[name]
+
+
+def loader(dataset: Any, num_workers: int, rank: int) -> DataLoader[Any]:
+    """Open a DataLoader whose workers are seeded as in Trainer. For `--loader`."""
+    seed = partial(seed_worker, num_workers=num_workers, rank=rank)
+    return DataLoader(dataset, 2, num_workers=num_workers, worker_init_fn=seed, collate_fn=list)
 
 
 class Recorder(nn.Module):

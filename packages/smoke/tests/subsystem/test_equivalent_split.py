@@ -135,7 +135,7 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
         "with another split of the rows; 4 times as large there, although the loss agrees. That is the inverse"
         in reason
     )
-    assert "their gradients are divided by their number twice" in reason
+    assert "their gradients are divided by it twice" in reason
     assert verdict.diagnosis == "loss-scale"
     assert (verdict.statistic, verdict.limit) == ("norm-error", 1.0)
     assert verdict.noise_ratio is not None

@@ -210,8 +210,7 @@ def _find_difference(
             rounded = _combine((_measure(model, micro), tokens) for rank in given for micro in rank)
         rounding = relative_error(rounded, expected)
         limit = max(limit, _LIMIT_OVER_ROUNDING * rounding)
-        name = str(dtype).removeprefix("torch.")
-        source = f", {_LIMIT_OVER_ROUNDING:g}x the rounding of one big batch in {name}"
+        source = f", {_LIMIT_OVER_ROUNDING:g}x the rounding of one big batch in {dtype}"
     error = relative_error(actual, expected)
     if error <= limit:
         return None

@@ -7,13 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from assay.errors import UsageError
 from assay.files import read_json_object
@@ -29,11 +28,9 @@ from assay_smoke.data.protocols import (
     IGNORED,
     Collate,
     Feature,
-    LoaderPlan,
     Message,
     Render,
     RenderedChat,
-    ResumePoint,
     Tokenizer,
 )
 from assay_smoke.data.sampling import (
@@ -55,8 +52,6 @@ from assay_smoke.data.verdict import (
     SubjectReport,
 )
 
-_OPTIONAL = {"accelerate": "its data loader", "trl": "its collator"}
-
 
 class PlannedCheck(NamedTuple):
     """A check of one subject."""
@@ -67,7 +62,7 @@ class PlannedCheck(NamedTuple):
 
 
 def _library_checks(answer: DataAnswer) -> Iterator[PlannedCheck]:
-    """Yield the checks of all installed libraries, and note the absent ones in `answer`."""
+    """Yield the checks of the installed libraries. A note in `answer` names an absent one."""
     from transformers import (
         DataCollatorForLanguageModeling,
         DataCollatorForSeq2Seq,
@@ -78,10 +73,6 @@ def _library_checks(answer: DataAnswer) -> Iterator[PlannedCheck]:
         subject = Subject(f"{library} {version(library)} {part}")
         return PlannedCheck(level, subject.name, partial(check, subject, *arguments))
 
-    absent = [library for library in _OPTIONAL if find_spec(library) is None]
-    answer.notes += [
-        f"{library} is not installed: {_OPTIONAL[library]} is not checked" for library in absent
-    ]
     hf = partial(of, "transformers")
     for case, tokenizers in _micro_tokenizers_by_case().items():
         part = f"apply_chat_template{case}"
@@ -93,18 +84,14 @@ def _library_checks(answer: DataAnswer) -> Iterator[PlannedCheck]:
     yield hf("collator", f"{lm}(mlm=False)", check_padding, plain, padding, "plain")
     flattening: Any = DataCollatorWithFlattening
     yield hf("packing", flattening.__name__, check_packing, lambda _: flattening(), padding)
-    if "trl" not in absent:
+    if find_spec("trl") is None:
+        answer.notes.append("trl is not installed: its collator is not checked")
+    else:
         unpadded = partial(_trl_collator, padding_free=True)
         yield of("trl", "collator", lm, check_padding, _trl_collator, padding)
         yield of("trl", "packing", f"{lm}(padding_free=True)", check_packing, unpadded, padding)
-    yield of("torch", "sampler", "DistributedSampler", check_sampling, _distributed_sampler)
     yield hf("accumulation", "num_items_in_batch", check_accumulation, _backward_by_model_loss)
-    if "accelerate" not in absent:
-        seedable, skip = partial(_accelerate, is_seedable=True), "skip_first_batches"
-        yield of("accelerate", "sampler", f"{skip}, use_seedable_sampler", check_sampling, seedable)
-        yield of("accelerate", "sampler", f"{skip}, as by default", check_sampling, _accelerate)
     yield of("torch", "workers", "DataLoader", check_loader, torch_loader)
-    yield hf("workers", "seed_worker, as in its Trainer", check_loader, _transformers_loader)
     for option, seed in (("", None), (", seed=0", 0)):
         masked = partial(_masked, seed=seed)
         yield hf("workers", f"{lm}(mlm=True{option})", check_dataset, masked, torch_loader)
@@ -171,22 +158,8 @@ def torch_loader(
     dataset: Sequence[Sequence[int]], num_workers: int, _rank: int
 ) -> Iterable[Iterable[object]]:
     """Open a DataLoader whose workers torch seeds."""
-    return _list_loader(dataset, 2, num_workers=num_workers)
-
-
-def _transformers_loader(
-    dataset: Sequence[Sequence[int]], num_workers: int, rank: int
-) -> Iterable[Iterable[object]]:
-    """Open a DataLoader whose workers transformers seeds."""
-    from transformers.trainer_utils import seed_worker
-
-    seed = partial(seed_worker, num_workers=num_workers, rank=rank)
-    return _list_loader(dataset, 2, num_workers=num_workers, worker_init_fn=seed)
-
-
-def _list_loader(samples: Any, batch_size: int, **options: Any) -> DataLoader[Any]:  # noqa: ANN401 - of torch
-    """Open a DataLoader whose batches are lists of samples."""
-    return DataLoader(samples, batch_size, collate_fn=list, **options)
+    items: Any = dataset
+    return DataLoader(items, 2, num_workers=num_workers, collate_fn=list)
 
 
 def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
@@ -195,61 +168,6 @@ def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
 
     collator: Any = DataCollatorForLanguageModeling(micro_tokenizer(), seed=seed)
     return ComputedItems(len(samples), lambda item: collator([samples[item]]))
-
-
-Epochs = Iterator[Iterable[Sequence[int]]]
-
-
-def _distributed_sampler(plan: LoaderPlan, resumed: ResumePoint | None) -> Epochs:
-    """Run torch's DistributedSampler. It cannot resume, so seen batches are drawn and discarded."""
-    sampler: Any = DistributedSampler(
-        range(plan.num_samples),  # type: ignore[arg-type] # any sequence
-        plan.num_ranks,
-        plan.rank,
-        plan.shuffle,
-        plan.seed,
-        plan.drop_last,
-    )
-    loader = _open_loader(plan, sampler=sampler)
-    return _epochs(plan, resumed, sampler.set_epoch, lambda seen: islice(iter(loader), seen, None))
-
-
-def _accelerate(
-    plan: LoaderPlan, resumed: ResumePoint | None, *, is_seedable: bool = False
-) -> Epochs:
-    """Run accelerate's loader. By default it draws the order from torch's global generator.
-
-    is_seedable: use a sampler that is seeded by epoch.
-    """
-    from accelerate.data_loader import prepare_data_loader, skip_first_batches
-
-    seeded = {"use_seedable_sampler": True, "data_seed": plan.seed} if is_seedable else {}
-    ranks = {"num_processes": plan.num_ranks, "process_index": plan.rank}
-    opened = _open_loader(plan, shuffle=plan.shuffle)
-    loader: Any = prepare_data_loader(opened, put_on_device=False, **ranks, **seeded)
-
-    def skip(seen: int) -> Any:  # noqa: ANN401 - of accelerate
-        return skip_first_batches(loader, seen) if seen else loader
-
-    return _epochs(plan, resumed, loader.set_epoch, skip)
-
-
-def _open_loader(plan: LoaderPlan, **order: object) -> Any:  # noqa: ANN401 - of torch
-    order |= {"num_workers": plan.num_workers, "drop_last": plan.drop_last}
-    return _list_loader(range(plan.num_samples), plan.batch_size, **order)
-
-
-def _epochs(
-    plan: LoaderPlan,
-    resumed: ResumePoint | None,
-    set_epoch: Callable[[int], None],
-    skip: Callable[[int], Iterable[Sequence[int]]],
-) -> Epochs:
-    """Yield the remaining epochs, the first without its seen batches."""
-    first, seen = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
-    for epoch in range(first, plan.num_epochs):
-        set_epoch(epoch)
-        yield skip(seen if epoch == first else 0)
 
 
 def _backward_by_model_loss(
@@ -354,9 +272,9 @@ def _chat_checks(
     request: DataRequest, model: ModelTokenizer | None, answer: DataAnswer
 ) -> Iterator[PlannedCheck]:
     code = request.own_code.get("render")
-    tokenizers, eos_token_ids = micro_tokenizers(), ()
+    tokenizers = [model.tokenizer] if model else micro_tokenizers()
+    eos_token_ids = model.eos_token_ids if model else ()
     if model is not None:
-        tokenizers, eos_token_ids = [model.tokenizer], model.eos_token_ids
         yield PlannedCheck("chat", model.report.subject, lambda: model.report)
         if code is None and not model.tokenizer.chat_template:
             why = "the tokenizer has no chat template: give --render"

@@ -264,12 +264,6 @@ def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
     return found or passed(compared)
 
 
-_FALLING = (
-    "a rate that does not fall, or falls to 0, may be that of the next step; launch it without warm-up"
-    " and with a falling rate"
-)
-
-
 def judge_first_save(cycle: Cycle) -> LevelResult:
     """Judge that a checkpoint holds the step after which it is saved, not the one before.
 
@@ -300,15 +294,11 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
         return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
     is_positive = first == 0 < second or first > second > 0
-    advice = {
-        "log the learning rate": first < 0,
-        _FALLING: first >= 0 and not is_positive,
-        "write `precision`": library.precision is None,
-    }
-    if missing := [words for words, is_missing in advice.items() if is_missing]:
-        why = "that step changed nothing, as with a rate of 0 or if a loss scale skips it"
-        old = f"saved models are one step old, or {why}; {', and '.join(missing)}"
-        return not_compared(f"{held}: {old}")
+    if not is_positive or library.precision is None:
+        return not_compared(
+            f"{held}: saved models are one step old, or that step changed nothing, as with a rate of 0 or if a"
+            " loss scale skips it. Log rates that fall from the first step on, and write `precision`"
+        )
     rate = second if step == 2 else first
     old = f"although its learning rate is {rate:g}: saved models are one step old"
     return failed_checkpoint(step, len(saved.hashes), f"{held}, {old}")

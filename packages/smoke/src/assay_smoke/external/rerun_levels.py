@@ -40,9 +40,6 @@ from assay_smoke.judging import failed_checkpoint
 # checkpoint. A run without restored moments differs by at least the whole change.
 _MOST_ALLOWED = 0.25
 
-# Moments that are rounded to bfloat16 change a step by some thousandths, lost ones by a tenth or more.
-_ROUNDED = 0.02
-
 # Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
 _LOGGED = 2.0**-23
 
@@ -178,9 +175,8 @@ def _describe_ends(cycle: Cycle, run: Run, begin: Path) -> str:
     if len(ends) < len(folders):
         return ""
     apart = measure_apart(*ends)
-    small = ", as little as by a rounding of the state" if apart < _ROUNDED else ""
     size = f"{apart:.2g} of" if apart < 1 else f"{apart:,.0f} times"
-    return f"; the last checkpoints differ by {size} the change since step {run.first_step}{small}"
+    return f"; the last checkpoints differ by {size} the change since step {run.first_step}"
 
 
 def _measure_spread(cycle: Cycle, resumed: Run, begin: Path) -> tuple[bool | None, Spread | None]:
@@ -330,11 +326,10 @@ _FIRST_WITH_NORM = (
     " change within the step"
 )
 # What a loss of the first step says, or the norm of a gradient if the loss agrees.
-_UNDIVIDED = (
-    "That is the quotient of the numbers of {parts}: their {values} are summed, and not divided by the number"
-    " of {parts}"
+_UNDIVIDED = "That is the quotient of the numbers of {parts}: their {values} are summed, and not divided by it"
+_DIVIDED_TWICE = (
+    "That is the inverse quotient of the numbers of {parts}: their {values} are divided by it twice"
 )
-_DIVIDED_TWICE = "That is the inverse quotient of the numbers of {parts}: their {values} are divided by their number twice"
 _NORM = "How gradients are summed, weighted or reduced depends on the split"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3

@@ -88,15 +88,6 @@ class LoggedStep:
     """Time of its reading, in seconds since the epoch."""
 
 
-class LossesError(UsageError):
-    """A library that does not log losses as its TOML file says."""
-
-    @classmethod
-    def no_number(cls, text: object, where: str) -> "LossesError":
-        """Describe a loss or step that is not a number."""
-        return cls(f"{where} gives {shorten(repr(text))}, which is not a number")
-
-
 class LossReader:
     """Collects losses: `take` gets every line of the output, `poll` reads the file."""
 
@@ -139,7 +130,7 @@ class LossReader:
             for name in ("step", "loss", "lr", "grad_norm")
         )
         if step is not None and not math.isfinite(step):
-            raise LossesError.no_number(logged["step"], f"`step` of {where}")
+            raise _not_a_number(logged["step"], f"`step` of {where}")
         one = LoggedStep(None if step is None else int(step), cast("float", loss), rate, norm)
         # Each rank may log the loss of the step.
         if one.step is None or self.found[-1:] != [one]:
@@ -152,11 +143,15 @@ def _whole_lines(file: Path | None) -> list[str]:
     return read_bytes(file).decode(errors="replace").split("\n")[:-1]
 
 
+def _not_a_number(value: object, where: str) -> UsageError:
+    return UsageError(f"{where} gives {shorten(repr(value))}, which is not a number")
+
+
 def _number(value: object, where: str) -> float:
     try:
         return float(str(value))
     except ValueError:
-        raise LossesError.no_number(value, where) from None
+        raise _not_a_number(value, where) from None
 
 
 Phase = Literal["set-up", "steps", "tear-down"]
@@ -334,7 +329,7 @@ class Run:
             raise MachineError(f"{needed}, which is absent: {hint}")
 
     def require_losses(self) -> None:
-        """Check that it logged the loss of every step. Raises: LossesError."""
+        """Check that it logged the loss of every step. Raises: UsageError."""
         losses = self.library.losses
         if not self.losses:
             where = (
@@ -342,11 +337,11 @@ class Run:
                 if losses.pattern is not None
                 else f"losses.file, {losses.file}, is absent or empty"
             )
-            raise LossesError(f"the launch line logs no losses: {where}.{self.last_lines}")
+            raise UsageError(f"the launch line logs no losses: {where}.{self.last_lines}")
         steps = [logged.step for logged in self.losses if logged.step is not None]
         spacings = {later - earlier for earlier, later in pairwise(steps)}
         if len(spacings) == 1 and (spacing := spacings.pop()) > 1:
-            raise LossesError(
+            raise UsageError(
                 f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
                 " logging interval to 1"
             )
@@ -393,7 +388,7 @@ _CURRENT_THREAD = re.compile(r"^Current thread (0x[0-9a-f]+)", re.MULTILINE)
 def make(run: Run, progress: Progress) -> Run:
     """Run it to its end or to a time limit, after which none of its processes is left.
 
-    Raises: MachineError if it cannot start; LossesError for a malformed log.
+    Raises: MachineError if it cannot start; UsageError for a malformed log.
     """
     tree = machine.ProcessTree()
     run.output.mkdir(parents=True, exist_ok=True)

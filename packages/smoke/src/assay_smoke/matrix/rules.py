@@ -22,6 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_
 from assay.devices.run_string import find_vendor_name
 from assay.errors import UsageError
 from assay.files import read_toml
+from assay.output.streams import print_text
 from assay.verdicts import SCHEMA, Record
 
 # zero1 to zero3 are the stages of DeepSpeed's ZeRO.
@@ -159,40 +160,32 @@ def case_of(case_id: str) -> Case:
 
     Raises: UsageError, which names the nearest id, for any other text.
     """
-    problems: list[str] = []
-    fields: dict[str, Any] = {"features": set()}
-    if matched := _ID.fullmatch(case_id):
+    if case_id.endswith(".toml"):
+        file = case_id.rpartition(":")[2]
+        raise UsageError(f"{case_id} is not a case; for a library's file write command:{file}")
+    matched = _ID.fullmatch(case_id)
+    framework = _nearest(matched["framework"] if matched else case_id, get_args(Framework))
+    cards = 1 if framework == "one-process" else 2
+    fields: dict[str, Any] = {"framework": framework, "cards": cards, "features": set()}
+    if matched:
         fields["cards"] = max(1, int(matched["cards"]))
-        if int(matched["cards"]) < 1:
-            problems.append("a case has at least one card")
-        fields["framework"] = _nearest(matched["framework"], get_args(Framework), problems)
         for written in _WORDS.findall(matched["words"] or ""):
-            word = _nearest(written, tuple(_FIELDS), problems)
+            word = _nearest(written, tuple(_FIELDS))
             if _FIELDS[word] == "features":
                 fields["features"].add(word)
             else:
                 fields[_FIELDS[word]] = word
-    elif case_id.endswith(".toml"):
-        file = case_id.rpartition(":")[2]
-        raise UsageError(f"{case_id} is not a case; for a library's file write command:{file}")
-    else:
-        fields["framework"] = _nearest(case_id, get_args(Framework), [])
-        fields["cards"] = 1 if fields["framework"] == "one-process" else 2
-        problems = ["an id begins with a framework and its number of cards"]
     case = Case(**fields)
     if case.id != case_id:
-        order = "each word stands once, in the order of the fields, and defaults are left out"
-        problem = "; ".join(problems) or order
-        raise UsageError(f"no case is called {case_id!r}: {problem}; the nearest is {case.id}")
+        raise UsageError(
+            f"no case is called {case_id!r}: an id is a framework, its number of cards, and words other than the"
+            f" defaults, each once and in the order of `assay smoke plan`; the nearest is {case.id}"
+        )
     return case
 
 
-def _nearest(word: str, words: Sequence[str], problems: list[str]) -> str:
-    """Return the nearest of `words`, and add a problem if it differs from `word`."""
-    (nearest,) = difflib.get_close_matches(word, words, n=1, cutoff=0.0)
-    if nearest != word:
-        problems.append(f"there is no word {word!r}")
-    return nearest
+def _nearest(word: str, words: Sequence[str]) -> str:
+    return difflib.get_close_matches(word, words, n=1, cutoff=0.0)[0]
 
 
 # One card, the usual numbers of a machine, and the number between them.
@@ -364,50 +357,26 @@ def _without_redundant(cases: Iterable[Case]) -> list[Case]:
     return kept
 
 
-Matches = Callable[[str], bool]
-
-_TOKEN = re.compile(r"\s*([()]|[\w:+.\[\]\\/-]+)")
-_END = ""
+_WORD = re.compile(r"[\w:+.\[\]\\/-]+")
 
 
-def compile_expression(text: str | None) -> Matches:
+def compile_expression(text: str | None) -> Callable[[str], bool]:
     """Return a function that tests whether an id matches `text`, as all match None. Raises: UsageError."""
     if text is None:
         return lambda _: True
-    source: list[str] = []
-    depth, wants_word = 0, True
-    for symbol, column in _tokens(text):
-        if wants_word and symbol in ("and", "or", ")", _END):
-            raise _error(text, column, "a word of an id was expected")
-        if not wants_word and symbol not in ("and", "or", ")" if depth else _END):
-            wanted = "a closing parenthesis" if depth else "and, or, or the end"
-            raise _error(text, column, f"{wanted} was expected")
-        wants_word = symbol in ("and", "or", "not", "(")
-        depth += (symbol == "(") - (symbol == ")")
-        is_word = symbol not in ("and", "or", "not", "(", ")", _END)
-        source.append(f"({symbol.lower()!r} in name)" if is_word else symbol)
-    code = compile(" ".join(source), "-k", "eval")
+
+    def quote(word: re.Match[str]) -> str:
+        is_operator = word[0] in ("and", "or", "not")
+        return f" {word[0]} " if is_operator else f" {word[0].lower()!r} in name "
+
+    try:
+        is_safe = set(_WORD.sub("", text)) <= set("() ")
+        code = compile(_WORD.sub(quote, text).strip() if is_safe else "", "-k", "eval")
+        eval(code, {"name": ""})  # noqa: S307 - words are quoted
+    except (SyntaxError, TypeError) as error:
+        example = "write words of an id with and, or, not and parentheses, as in"
+        raise UsageError(f"-k {text!r}: {example} -k 'fsdp and not (lora or 4)'") from error
     return lambda name: bool(eval(code, {"name": name.lower()}))  # noqa: S307 - words are quoted
-
-
-def _tokens(text: str) -> list[tuple[str, int]]:
-    """Split into words, parentheses and the end, each with its column from 1."""
-    tokens, position = [], 0
-    while rest := text[position:].lstrip():
-        found = _TOKEN.match(text, position)
-        if found is None:
-            column = len(text) - len(rest) + 1
-            raise _error(text, column, f"{rest[0]!r} cannot be in an id")
-        tokens.append((found[1], found.start(1) + 1))
-        position = found.end()
-    return [*tokens, (_END, len(text) + 1)]
-
-
-def _error(text: str, column: int, problem: str) -> UsageError:
-    """Describe the problem at `column`, counted from 1."""
-    return UsageError(
-        f"-k {text!r}: {problem} at column {column}; as in -k 'fsdp and not (lora or 4)'"
-    )
 
 
 class PlannedCase(Record):
@@ -493,27 +462,15 @@ def plan_smoke(
 # --json lists all.
 _CASES_SHOWN = 100
 
-_LINE_WIDTH = 500
-
 
 def print_plan(planned: SmokePlan) -> None:
     """Print the cases and a summary. Lines stay unbroken, so that ids can be copied."""
-    from rich.measure import Measurement
-    from rich.text import Text
-
-    from assay.output.console import new_table, open_console
-
-    console = open_console()
-    table = new_table("PAIRS", "CASE")
-    for case in planned.cases[:_CASES_SHOWN]:
-        table.add_row(f"+{case.new_pairs}" if case.new_pairs else "", Text(case.id))
-    needed = Measurement.get(console, console.options.update(max_width=_LINE_WIDTH), table).maximum
-    open_console(width=max(needed, console.width)).print(table)
+    shown = planned.cases[:_CASES_SHOWN]
+    pairs = [f"+{case.new_pairs}" if case.new_pairs else "" for case in shown]
+    rows = zip(["PAIRS", *pairs], ["CASE", *(case.id for case in shown)], strict=True)
+    lines = [f"{number:<5}  {case_id}" for number, case_id in rows]
     if (rest := len(planned.cases) - _CASES_SHOWN) > 0:
-        console.print(f"and {rest:,} more cases: --json lists all")
-    summary = (
-        f"\n{len(planned.cases):,} cases, {planned.pairs.covered} of {planned.pairs.possible} pairs of"
-        " values that can meet"
-    )
-    for line in (*(f"note: {note}" for note in planned.notes), summary):
-        console.print(line, soft_wrap=True)
+        lines.append(f"and {rest:,} more cases: --json lists all")
+    lines += [f"note: {note}" for note in planned.notes]
+    extent = f"{planned.pairs.covered} of {planned.pairs.possible} pairs of values that can meet"
+    print_text("\n".join([*lines, "", f"{len(planned.cases):,} cases, {extent}"]))

@@ -16,6 +16,7 @@ from typing import get_args
 
 from pydantic import Field
 
+from assay.devices.base import Device
 from assay.devices.detection import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
@@ -24,6 +25,7 @@ from assay.files import write_whole
 from assay.judge.levels import failed
 from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
 from assay.output.pages import page_environment
+from assay.progress import format_duration
 from assay.report.page.html import publish_one
 from assay.report.run_report import read_report
 from assay.runs import Progress, RunFolder, open_progress
@@ -138,21 +140,13 @@ def describe_outcomes(report: SessionReport) -> str:
 
 
 def describe_extent(report: SessionReport) -> str:
-    """Describe the size, as in "8 cases in 2 min 05 s, 362 of 575 pairs of values that can meet"."""
+    """Describe the size, as in "8 cases in 2 min 5 s, 362 of 575 pairs of values that can meet"."""
     number = len(report.cases)
     extent = f"{number} case{'' if number == 1 else 's'} in {format_duration(report.seconds)}"
     if report.pairs_possible:  # 0 for cases that the user named
         pairs = f"{report.pairs_covered} of {report.pairs_possible}"
         extent = f"{extent}, {pairs} pairs of values that can meet"
     return f"{extent}; not run: {name_some(report.not_run)}" if report.not_run else extent
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds, as in "0.4 s" or "2 min 05 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
 
 
 _COLLECTIVE_SECONDS = 60.0
@@ -198,8 +192,13 @@ def external_item(toml: Path, device: str | None = None) -> SessionItem:
     return SessionItem(name, command, run, is_planned=False)
 
 
-def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
+# An item, and the folder of the session.
+ItemRequest = tuple[SessionItem, Path]
+
+
+def run_with_retry(request: ItemRequest, progress: Progress) -> CaseResult:
     """Run an item in a subfolder of the session."""
+    item, session = request
     first = _run_once(item, session, item.name, progress)
     if first.infrastructure is None:
         return first
@@ -237,56 +236,45 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     )
 
 
-# An item to run in its own process, and the folder of the session.
-ItemRequest = tuple[SessionItem, Path]
-
-_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(f"{__name__}:run_item")
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """Devices of this machine."""
-
-    count: int
-    visible: str
-    """Environment variable with the numbers of the devices that a process may use."""
+_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(f"{__name__}:run_with_retry")
 
 
 def run_items(
     items: Sequence[SessionItem],
-    devices: Devices | None,
+    device: Device | None,
     folder: Path,
     progress: Progress,
     budget_seconds: float = inf,
 ) -> Iterator[CaseResult]:
     """Yield the result of each item when it ends. No item starts after the budget, except the first ones.
 
-    devices: None runs the items in turn on shared devices.
+    device: of which there are several; None runs the items in turn.
     """
     deadline = time.monotonic() + budget_seconds
-    if devices is not None and len(items) > 1:
-        yield from _run_side_by_side(items, devices, folder, progress, deadline)
+    if device is not None and len(items) > 1:
+        yield from _run_side_by_side(items, device, folder, progress, deadline)
         return
     for item in items:
-        yield run_with_retry(item, folder, progress)
+        yield run_with_retry((item, folder), progress)
         if time.monotonic() > deadline:
             return
 
 
 def _run_side_by_side(
     items: Sequence[SessionItem],
-    devices: Devices,
+    device: Device,
     folder: Path,
     progress: Progress,
     deadline: float,
 ) -> Iterator[CaseResult]:
     """Start each item as soon as enough devices are free, the largest first."""
     # The ranks of an item that needs more devices than there are share all.
-    needed = {item.name: min(item.num_cards or devices.count, devices.count) for item in items}
+    num_devices = device.count()
+    needed = {item.name: min(item.num_cards or num_devices, num_devices) for item in items}
     waiting = sorted(items, key=lambda item: needed[item.name], reverse=True)
-    free = list(range(devices.count))
+    free = list(range(num_devices))
     running: dict[Future[CaseResult], list[int]] = {}
-    with ThreadPoolExecutor(devices.count) as pool:
+    with ThreadPoolExecutor(num_devices) as pool:
         try:
             while True:
                 for item in [*waiting]:
@@ -294,7 +282,7 @@ def _run_side_by_side(
                         continue
                     waiting.remove(item)
                     own, free = free[: needed[item.name]], free[needed[item.name] :]
-                    visible = {devices.visible: ",".join(map(str, own))}
+                    visible = {str(device.vendor.visible_devices): ",".join(map(str, own))}
                     running[pool.submit(_run_beside, item, visible, folder, progress)] = own
                 if not running:
                     return
@@ -328,11 +316,6 @@ def _run_beside(
             command=item.command,
             folder=f"cases/{item.name}",
         )
-
-
-def run_item(request: ItemRequest, progress: Progress) -> CaseResult:
-    """Run one item in this process."""
-    return run_with_retry(*request, progress)
 
 
 _HOST_CARDS = 4
@@ -383,8 +366,8 @@ def run_session(
             with progress.step("compiling extensions of trainers"):
                 for case in cases:
                     prepare(case, options.trainer, folder, progress)
-            devices = _devices(options.device)
-            for result in run_items(items, devices, folder, progress, options.budget_seconds):
+            shared = _shared_device(options.device)
+            for result in run_items(items, shared, folder, progress, options.budget_seconds):
                 results.append(result)
                 tell(result, len(results), len(items))
     finally:
@@ -477,9 +460,8 @@ def _require_libraries(cases: list[rules.Case]) -> None:
         raise UsageError(f"{refused}, or leave them out: -k 'not zero'") from error
 
 
-def _devices(name: str) -> Devices | None:
-    """Return the devices if cases can run side by side. A name such as cuda:1 is a single device."""
+def _shared_device(name: str) -> Device | None:
+    """Return the device if cases can run side by side on several. A name such as cuda:1 is a single one."""
     device = open_device(name)
-    if ":" in name or not device.vendor.visible_devices or device.count() < 2:
-        return None
-    return Devices(device.count(), device.vendor.visible_devices)
+    has_several = ":" not in name and device.vendor.visible_devices and device.count() > 1
+    return device if has_several else None

@@ -193,7 +193,7 @@ BUGS = [
         "huggingface/transformers/pull/39659"),
     Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "right ones: 0, 2 on rank 0"),
     Bug(accumulated, "mean_of_means_in_bfloat16", accumulation.SAME_GRADIENT,
-        "3x the rounding of one big batch in bfloat16): it is the mean of the micro-batches' own means"),
+        "3x the rounding of one big batch in torch.bfloat16): it is the mean of the micro-batches' own means"),
     Bug(accumulated, "first_labels_counted_in_bfloat16", accumulation.SAME_GRADIENT, "divided by all labels"),
     Bug(accumulated, "last_only_in_bfloat16", accumulation.SAME_GRADIENT, "right ones: 0, 2 on rank 0"),
     Bug(accumulated, "without_the_head", accumulation.SAME_GRADIENT, "it is missing or zero for lm_head.weight"),

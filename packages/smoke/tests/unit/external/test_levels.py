@@ -104,10 +104,7 @@ def test_a_loss_of_each_rank_is_suspected_where_there_are_ranks(
     assert level.reason == f"the uninterrupted run {words}{hint}"
 
 
-ADVICE = (
-    "a rate that does not fall, or falls to 0, may be that of the next step; launch it without"
-    " warm-up and with a falling rate"
-)
+ADVICE = "skips it. Log rates that fall from the first step on, and write `precision`"
 
 
 @pytest.mark.parametrize(
@@ -115,12 +112,12 @@ ADVICE = (
     [
         ("float32", [2e-3, 1e-3], Outcome.FAIL, "rate is 0.002: saved models are one step old"),
         ("float32", [0.0, 1e-3], Outcome.FAIL, "rate is 0.001: saved models are one step old"),
-        ("float32", [1e-3, 1e-3], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
-        ("float32", [1e-3, 2e-3], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
-        ("float32", [1e-3, 0.0], Outcome.NOT_COMPARED, f"skips it; {ADVICE}"),
-        ("float32", [None, None], Outcome.NOT_COMPARED, "skips it; log the learning rate"),
-        (None, [2e-3, 1e-3], Outcome.NOT_COMPARED, "skips it; write `precision`"),
-        (None, [1e-3, 1e-3], Outcome.NOT_COMPARED, f"{ADVICE}, and write `precision`"),
+        ("float32", [1e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [1e-3, 2e-3], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [1e-3, 0.0], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [None, None], Outcome.NOT_COMPARED, ADVICE),
+        (None, [2e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        (None, [1e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
     ],
 )
 def test_an_old_model_fails_or_says_what_is_missing(

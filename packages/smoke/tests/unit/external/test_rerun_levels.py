@@ -181,7 +181,7 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
         (16.0, "loss-scale", "numbers of micro-batches: their gradients are summed"),
         (8.0, "loss-scale", "numbers of ranks: their gradients are summed"),
         (4.0, "loss-scale", "numbers of micro-batches of a rank: their gradients are summed"),
-        (0.25, "loss-scale", "numbers of micro-batches: their gradients are divided by their number twice"),
+        (0.25, "loss-scale", "numbers of micro-batches: their gradients are divided by it twice"),
         (7.9, "missing-reduction", "3.95 times as large there, although the loss agrees. How gradients are summed"),
     ],
 )  # fmt: skip
@@ -218,8 +218,8 @@ def test_a_later_loss_names_what_the_log_shows(logged: dict[str, float], words: 
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (16.0, "their losses are summed, and not divided by the number of micro-batches"),
-        (1.0, "their losses are divided by their number twice"),
+        (16.0, "their losses are summed, and not divided by it"),
+        (1.0, "their losses are divided by it twice"),
         (13.0, "what the step computes of them"),
     ],
 )

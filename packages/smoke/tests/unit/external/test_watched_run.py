@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay_smoke.external.library import Losses
-from assay_smoke.external.watched_run import LoggedStep, LossesError, LossReader, Run
+from assay_smoke.external.watched_run import LoggedStep, LossReader, Run
 
 STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
 
@@ -52,7 +53,7 @@ def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
 
 def test_what_is_no_number_is_an_error() -> None:
     with pytest.raises(
-        LossesError, match=r"`loss` of losses.pattern gives '2,5', which is not a num"
+        UsageError, match=r"`loss` of losses.pattern gives '2,5', which is not a num"
     ):
         LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")
 
@@ -61,7 +62,7 @@ def test_what_is_no_number_is_an_error() -> None:
 def test_a_step_that_is_no_whole_number_is_an_error(step: str) -> None:
     reader = LossReader(Losses(pattern=r"step (?P<step>\S+) loss (?P<loss>\S+)"), None)
     with pytest.raises(
-        LossesError, match=f"`step` of losses.pattern gives '{step}', which is not a num"
+        UsageError, match=f"`step` of losses.pattern gives '{step}', which is not a num"
     ):
         reader.take(f"step {step} loss 2.5")
 

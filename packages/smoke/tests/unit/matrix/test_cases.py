@@ -91,24 +91,23 @@ def test_features_are_written_in_one_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "problem", "nearest"),
+    ("written", "nearest"),
     [
-        ("fsdp-2-lor", "there is no word 'lor'", "fsdp-2-lora"),
-        ("fspd-2", "there is no word 'fspd'", "fsdp-2"),
-        ("fsdp-2-offload-lora", "in the order of the fields", "fsdp-2-lora-offload"),
-        ("fsdp-2-lora-lora", "each word stands once", "fsdp-2-lora"),
-        ("fsdp-2-llama", "defaults are left out", "fsdp-2"),
-        ("fsdp-2-sharded", "defaults are left out", "fsdp-2"),
-        ("fsdp-0", "a case has at least one card", "fsdp-1"),
-        ("fsdp", "an id begins with a framework and its number of cards", "fsdp-2"),
-        ("", "an id begins with a framework and its number of cards", "zero3-2"),
+        ("fsdp-2-lor", "fsdp-2-lora"),
+        ("fspd-2", "fsdp-2"),
+        ("fsdp-2-offload-lora", "fsdp-2-lora-offload"),
+        ("fsdp-2-lora-lora", "fsdp-2-lora"),
+        ("fsdp-2-llama", "fsdp-2"),
+        ("fsdp-2-sharded", "fsdp-2"),
+        ("fsdp-0", "fsdp-1"),
+        ("fsdp", "fsdp-2"),
+        ("", "zero3-2"),
     ],
 )
-def test_the_nearest_id_is_named(written: str, problem: str, nearest: str) -> None:
+def test_the_nearest_id_is_named(written: str, nearest: str) -> None:
     with pytest.raises(UsageError) as raised:
         case_of(written)
     assert str(raised.value).startswith(f"no case is called {written!r}: ")
-    assert problem in str(raised.value)
     assert str(raised.value).endswith(f"; the nearest is {nearest}")
     assert case_of(nearest).id == nearest
 

@@ -111,21 +111,10 @@ def test_ids_are_chosen_as_pytest_chooses_names(expression: str, chosen: set[int
 
 
 @pytest.mark.parametrize(
-    ("expression", "column", "problem"),
-    [
-        ("", 1, "a word of an id was expected"),
-        ("lora and", 9, "a word of an id was expected"),
-        ("and lora", 1, "a word of an id was expected"),
-        ("(lora", 6, "a closing parenthesis was expected"),
-        ("lora)", 5, "and, or, or the end was expected"),
-        ("lora ddp", 6, "and, or, or the end was expected"),
-        ("lora & ddp", 6, "'&' cannot be in an id"),
-        ("()", 2, "a word of an id was expected"),
-    ],
+    "expression",
+    ["", "lora and", "and lora", "(lora", "lora)", "lora ddp", "lora & ddp", "lora ()"],
 )
-def test_what_cannot_be_read_is_named_with_its_column(
-    expression: str, column: int, problem: str
-) -> None:
+def test_what_cannot_be_read_is_refused(expression: str) -> None:
     with pytest.raises(UsageError) as raised:
         compile_expression(expression)
-    assert str(raised.value).startswith(f"-k {expression!r}: {problem} at column {column};")
+    assert str(raised.value).startswith(f"-k {expression!r}: write words of an id with and, or")

@@ -133,7 +133,7 @@ def _try_with(folder: Path, *ends: str | Exception | None) -> CaseResult:
         return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
 
     item = SessionItem("fsdp-2", "assay smoke run fsdp-2", run)
-    result = run_with_retry(item, folder, SilentProgress())
+    result = run_with_retry((item, folder), SilentProgress())
     assert not left
     return result
 

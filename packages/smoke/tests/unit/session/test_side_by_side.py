@@ -4,6 +4,8 @@ import time
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,18 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.external.levels import run_external
 from assay_smoke.session import command
-from assay_smoke.session.command import CaseResult, Devices, SessionItem, run_items
+from assay_smoke.session.command import CaseResult, SessionItem, run_items
 
 HERE = Path(__file__).parent
-DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
+VISIBLE = "TEST_VISIBLE_DEVICES"
+
+
+def device_of(count: int) -> Any:
+    vendor = SimpleNamespace(visible_devices=VISIBLE)
+    return SimpleNamespace(count=lambda: count, vendor=vendor)
+
+
+DEVICES = device_of(2)
 
 
 def _pass(folder: Path, progress: object) -> Verdict:
@@ -61,12 +71,10 @@ def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -
     assert (pair.name, pair.outcome.value) == ("pair", "PASS")
 
 
-@pytest.mark.parametrize("devices", [DEVICES, None])
-def test_after_its_budget_a_session_starts_nothing_more(
-    devices: Devices | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("device", [DEVICES, None])
+def test_after_its_budget_a_session_starts_nothing_more(device: Any, tmp_path: Path) -> None:
     items = [SessionItem(name, "", _pass, 2) for name in ("first", "second")]
-    results = list(run_items(items, devices, tmp_path, SilentProgress(), budget_seconds=0.0))
+    results = list(run_items(items, device, tmp_path, SilentProgress(), budget_seconds=0.0))
     assert [result.name for result in results] == ["first"]
 
 
@@ -77,7 +85,7 @@ def test_every_item_runs_once_on_devices_of_its_own(
     in_use, lock = set[str](), Lock()
 
     def run(item: SessionItem, visible: dict[str, str], *_: object) -> CaseResult:
-        own = set(visible[DEVICES.visible].split(","))
+        own = set(visible[VISIBLE].split(","))
         assert len(own) == min(item.num_cards or 0, num_devices)
         assert own <= set(map(str, range(num_devices)))
         with lock:
@@ -90,6 +98,5 @@ def test_every_item_runs_once_on_devices_of_its_own(
 
     monkeypatch.setattr(command, "_run_beside", run)
     items = [SessionItem(str(n), "", _pass, 1 + n % 4) for n in range(20)]
-    devices = Devices(num_devices, DEVICES.visible)
-    results = run_items(items, devices, tmp_path, SilentProgress())
+    results = run_items(items, device_of(num_devices), tmp_path, SilentProgress())
     assert sorted(result.name for result in results) == sorted(item.name for item in items)
