@@ -142,6 +142,22 @@ def test_encoder_decoder_passes_at_every_level(
 
 
 @pytest.mark.long
+def test_golden_of_an_encoder_decoder_judges_candidates(
+    models: dict[str, Path], assay: RunAssay, tmp_path: Path
+) -> None:
+    model, golden = models["t5"], tmp_path / "golden"
+    capture = ("capture", model, "--run", "cpu/float32", "--noise-for", "bfloat16", *SHORT)
+    assert assay(*capture, output=golden).code == 0
+    check = ("check", "generate", model, "--golden", golden, "--candidate", "cpu/bfloat16")
+
+    clean = assay(*check)
+    faulty = assay(*check, "--candidate-setup", f"{model / 'plants.py'}:lost_encoder_mask")
+
+    assert (clean.code, faulty.code) == (0, 1), clean.stdout
+    assert faulty.verdict["location"]["module"] == "encoder"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_prompts_that_run_alone_need_no_mask_of_padding(
     name: str, models: dict[str, Path], assay: RunAssay
