@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+EXAMPLES = Path(__file__).parents[4] / "examples/data_checks"
 PLANTS = Path(__file__).parents[1] / "data_plants"
 COMMAND = """
 import typer
@@ -62,6 +63,23 @@ def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) ->
     assert "&gt;    1  &#39;&lt;|eos|&gt;&#39; (257)               no label" in page
     # The file is imported in a process of its own, whose log is beside the verdict.
     assert (tmp_path / "run/data.log").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("option", "code", "exit_code"),
+    [
+        ("sampler", "accelerate_loader.py:seeded", 0),
+        ("sampler", "accelerate_loader.py:unseeded", 1),
+        ("accumulation", "trainer.py:step", 0),
+        ("loader", "trainer.py:loader", 0),
+    ],
+)
+def test_examples_have_the_documented_verdicts(
+    tmp_path: Path, option: str, code: str, exit_code: int
+) -> None:
+    done = smoke_data(f"--{option}", f"{EXAMPLES / code}", "--output", str(tmp_path / "run"))
+    assert done.returncode == exit_code, done.stderr
 
 
 @pytest.mark.parametrize(
