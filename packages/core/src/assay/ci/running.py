@@ -17,7 +17,7 @@ from assay.output.streams import print_error
 from assay.report.junit import Case, Problem, Suite, make_suite, render_junit
 from assay.report.page.html import write_index
 from assay.report.run_report import Report, read_report, shown_path
-from assay.report.text_formats import render_markdown_of
+from assay.report.text_formats import markdown_table, render_markdown_of
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
 
@@ -60,6 +60,31 @@ class JobResult:
         """The code of the worst command: 2, then 1, then 3, then 0."""
         codes = {result.code for result in self.results}
         return next(code for code in (2, 1, 3, 0) if code in codes)
+
+    @property
+    def title(self) -> str:
+        """Return the machine, the outcome and what is unchecked in one line."""
+        left = _describe_unchecked(sum(result.num_unchecked for result in self.results))
+        waiting = len(self.not_started)
+        rest = f", {waiting} command{'s' if waiting > 1 else ''} not started" if waiting else ""
+        return f"{self.target}: {_WORDS[self.exit_code]}{left}{rest}"
+
+    @property
+    def cells(self) -> list[dict[str, str]]:
+        """Return the line of each command in every format, by column."""
+        rows = [
+            (
+                one.step,
+                one.failure or f"PASS{_describe_unchecked(one.num_unchecked)}",
+                f"{one.seconds:.0f} s",
+            )
+            for one in self.results
+        ]
+        rows += [(step, "not started", "") for step in self.not_started]
+        return [
+            {"tier": step.tier, "command": step.name, "result": result, "time": time}
+            for step, result, time in rows
+        ]
 
 
 def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> JobResult:
@@ -122,8 +147,7 @@ def write_job(job: JobResult, folder: Path) -> str:
     """Write the summary, the JUnit file and the page of all runs into `folder`. Returns: the summary."""
     runs = [run for result in job.results for run in find_runs(result.folder)]
     reports, unreadable = read_reports(runs)
-    if reports:
-        write_index(reports, folder)
+    write_index(reports, folder, job.title, job.cells)
     write_whole(folder / JUNIT_FILE, render_junit(_list_suites(job, reports, folder)))
     summary = "\n\n".join(_summarize(job, reports, unreadable, folder)) + "\n"
     write_whole(folder / SUMMARY_FILE, summary)
@@ -134,16 +158,8 @@ def _summarize(
     job: JobResult, reports: list[Report], unreadable: list[str], folder: Path
 ) -> Iterator[str]:
     """Yield blocks of Markdown: each command's result, how to repeat failures, and all reports."""
-    left = _describe_unchecked(sum(result.num_unchecked for result in job.results))
-    yield f"# {escape_markdown(job.target)}: {_WORDS[job.exit_code]}{left}"
-    lines = ["| tier | command | result | time |", "|---|---|---|--:|"]
-    for result in job.results:
-        words = result.failure or f"PASS{_describe_unchecked(result.num_unchecked)}"
-        lines.append(
-            f"| {result.step.tier} | {result.step.name} | {escape_markdown(words)} | {result.seconds:.0f} s |"
-        )
-    lines += [f"| {step.tier} | {step.name} | not started | |" for step in job.not_started]
-    yield "\n".join(lines)
+    yield f"# {escape_markdown(job.title)}"
+    yield markdown_table(job.cells)
     if failed := [result.words for result in job.results if result.code]:
         commands = "\n".join(shlex.join(("assay", *words)) for words in failed)
         yield "To repeat what does not pass:\n\n" + markdown_block(commands)

@@ -279,8 +279,7 @@ def run(
     job = run_steps(title, steps, root, folder)
     summary = write_job(job, folder)
     print_text(summary)
-    page = folder / INDEX_FILE
-    print_error(f"page: {page}" if page.exists() else f"files: {folder}")
+    print_error(f"page: {folder / INDEX_FILE}")
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_summary(Path(path), summary)
     raise typer.Exit(job.exit_code)

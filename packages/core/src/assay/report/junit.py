@@ -1,12 +1,13 @@
 """Reports as JUnit XML, which CI systems show as tests.
 
 A suite is a run, and a test is one of its levels; a test for the whole verdict is added if no level shows its outcome.
-A level that failed has the message of the verdict. NOT_COMPARED is an error, never a skipped test: many
-readers count a skipped test as a pass.
+The message of a test is the reason of its level, or its worst measurement; the level that decided has the whole
+message of the verdict as its text. NOT_COMPARED is an error, never a skipped test: many readers count a skipped
+test as a pass.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from xml.etree import ElementTree as ET
 
@@ -61,14 +62,13 @@ def make_suite(report: Report, name: str) -> Suite:
     """Make the suite of a run: a case for each level, and one for a verdict that no level shows."""
     verdict, words = report.verdict, report.explanation
     problem = _PROBLEMS[verdict.verdict]
-    # The reason of a level is the message of its own test.
-    reasons = tuple(rung.reason for rung in report.ladder if rung.reason)
-    lines = words.message.splitlines()
-    headline, *details = ["" if one.endswith(reasons) else one for one in lines]
-    whole = Case("verdict", problem, one_line(words.headline), "\n".join(filter(None, details)))
-    cases = [_make_case(rung, whole, headline) for rung in report.ladder]
-    shown = problem in [case.problem for case in cases]
-    return Suite(name, cases if shown else [whole, *cases])
+    cases = [_make_case(rung, words.headline) for rung in report.ladder]
+    names = [case.name for case in cases if case.problem == problem]
+    if not names:
+        return Suite(name, [_with_text(Case("verdict", problem, words.headline), report), *cases])
+    row = report.decided.deciding
+    decided = row.level if row and row.level in names else names[0]
+    return Suite(name, [_with_text(one, report) if one.name == decided else one for one in cases])
 
 
 _PROBLEMS: dict[Outcome, Problem | None] = {
@@ -76,14 +76,23 @@ _PROBLEMS: dict[Outcome, Problem | None] = {
 }  # fmt: skip
 
 
-def _make_case(rung: LadderRung, whole: Case, headline: str) -> Case:
-    """Make the case of a level. headline: of the verdict; "" if it is the reason of a level."""
-    cells, outcome = rung.cells, rung.level.verdict
+def _make_case(rung: LadderRung, headline: str) -> Case:
+    """Make the case of a level. headline: of the verdict, for a level with neither reason nor measurement."""
+    outcome = rung.level.verdict
     problem: Problem | None = _PROBLEMS[outcome] if outcome else "skipped"
-    if problem in ("failure", "error"):
-        details = f"{headline}\n{whole.details}" if rung.reason else whole.details
-        return Case(cells["level"], problem, rung.reason or whole.message, details.strip("\n"))
-    return Case(cells["level"], problem, cells["worst"] if problem else "")
+    if problem not in ("failure", "error"):
+        return Case(one_line(rung.name), problem, rung.reason if problem else "")
+    message = rung.reason or rung.measured or headline
+    return Case(one_line(rung.name), problem, message, rung.measured if rung.reason else "")
+
+
+def _with_text(case: Case, report: Report) -> Case:
+    """Return the case with the message of the verdict, without lines that only repeat the reason of a level."""
+    # The reason of a level is the message of its own test.
+    reasons = tuple(rung.reason for rung in report.ladder if rung.reason)
+    lines = report.explanation.message.splitlines()
+    kept = (line for line in lines if not line.endswith((case.message, *reasons)))
+    return replace(case, details="\n".join(kept))
 
 
 def _render_case(suite: Suite, case: Case) -> ET.Element:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ LONGEST_CELL = 120
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
 # Columns that every format aligns on the right.
-NUMERIC_COLUMNS = ("compared", "ratio / limit", "resolution")
+NUMERIC_COLUMNS = ("compared", "ratio / limit", "resolution", "time")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -114,6 +114,16 @@ class LadderRung:
         return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
 
     @property
+    def measured(self) -> str:
+        """Return the worst measurement with its place, ratio and limit in one line; "" without one."""
+        row = self.worst
+        if row is None or self.is_elsewhere:
+            return self.error
+        rank = f"rank {row.rank}" if row.rank else ""
+        place = ", ".join(filter(None, (one_line(row.module), row.phase, f"step {row.step}", rank)))
+        return f"{place}: {', '.join(filter(None, (self.error, self.cells['ratio / limit'])))}"
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """Return the other results of the level as names and values."""
         extra = self.level.model_extra or {}
@@ -139,8 +149,15 @@ class Report:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """Put the verdict into words."""
-        return explain_verdict(self.verdict, self.decided)
+        """Put the verdict into words.
+
+        If the golden is kept, the next command makes the failure a folder. A detail then names the command
+        that explains the diagnosis.
+        """
+        words, causes = explain_verdict(self.verdict, self.decided), explain_command(self.verdict)
+        next_command = self._reproduction or words.next_command
+        more = [f"its causes: {causes}"] if causes and causes != next_command else []
+        return replace(words, details=(*words.details, *more), next_command=next_command)
 
     @property
     def command(self) -> str:
@@ -150,21 +167,13 @@ class Report:
         return shlex.join(one for one in kept if not one.startswith("--output="))
 
     @property
-    def next_command(self) -> str | None:
-        """Return what to run next: if the golden is kept, the command that makes the failure a folder."""
+    def _reproduction(self) -> str:
+        """Return the command that makes the failure a folder; "" if the run cannot be reproduced."""
         verdict = self.verdict
         is_placed = verdict.verdict is Outcome.FAIL and bool(verdict.location or verdict.suspects)
         has_golden = "--golden" in verdict.command or find_golden(self.folder) != self.folder
-        if is_placed and has_golden and tuple(verdict.command[1:3]) in _REPRODUCED:
-            return assay_command("reproduce", self.folder)
-        return self.explanation.next_command
-
-    @property
-    def details(self) -> list[str]:
-        """Return the details of the message, with the command that explains the diagnosis unless it is next."""
-        command = explain_command(self.verdict)
-        more = [f"its causes: {command}"] if command and command != self.next_command else []
-        return [*self.explanation.details, *more]
+        is_known = is_placed and has_golden and tuple(verdict.command[1:3]) in _REPRODUCED
+        return assay_command("reproduce", self.folder) if is_known else ""
 
     @property
     def num_unchecked(self) -> int:
@@ -342,7 +351,7 @@ def list_runs(reports: Iterable[Report], base: Path = Path()) -> list[RunLine]:
     for report in reports:
         cells = report.index_cells
         result = [cells[name] for name in cells if name not in ("folder", "run")]
-        causes = [] if report.verdict.verdict is Outcome.PASS else report.details
+        causes = [] if report.verdict.verdict is Outcome.PASS else report.explanation.details
         alike.setdefault((*result, *causes), []).append(report)
     return [RunLine(members, base) for members in alike.values()]
 

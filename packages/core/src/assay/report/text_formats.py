@@ -53,7 +53,7 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
     verdict, words = report.verdict, report.explanation
     yield _title(words.title, verdict.verdict)
     yield Text(words.headline)
-    for detail in report.details:
+    for detail in words.details:
         yield Text(f"  {detail}")
     if verdict.verdict is not Outcome.PASS and report.ladder:
         verdicts = [rung.level.verdict for rung in report.ladder]
@@ -82,8 +82,8 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text(resolution)
     if html:
         yield Text(f"report: {html}")
-    if report.next_command:
-        yield Text.assemble("Next: ", (report.next_command, "bold"))
+    if words.next_command:
+        yield Text.assemble("Next: ", (words.next_command, "bold"))
 
 
 def _broken_properties(verdict: Verdict) -> Iterator[Text]:
@@ -129,7 +129,7 @@ def render_markdown(report: Report) -> str:
     blocks = [
         f"## {OUTCOME_SIGNS[verdict.verdict]} {escape_markdown(words.title)}",
         markdown_block(words.message),
-        _markdown_table([rung.cells for rung in report.ladder]) if report.ladder else "",
+        markdown_table([rung.cells for rung in report.ladder]) if report.ladder else "",
     ]
     if len(verdict.suspects) > 1:
         blocks.append(_suspects(report))
@@ -152,7 +152,7 @@ def render_markdown_of(reports: list[Report], base: Path = Path()) -> str:
     if len(reports) == 1:
         return render_markdown(reports[0])
     lines = list_runs(reports, base)
-    texts = [_markdown_table([line.cells for line in lines]) + "\n"]
+    texts = [markdown_table([line.cells for line in lines]) + "\n"]
     for line in lines:
         for report in line.reports:
             text = render_markdown(report)
@@ -167,7 +167,7 @@ def _fold(text: str) -> str:
     return f"<details><summary>{title}</summary>\n{rest}\n</details>\n"
 
 
-def _markdown_table(lines: list[dict[str, str]]) -> str:
+def markdown_table(lines: list[dict[str, str]]) -> str:
     """Return lines of cells as a table; all have the columns of the first."""
     rules = ["--:" if column in NUMERIC_COLUMNS else "---" for column in lines[0]]
     rows = [_line(lines[0]), f"|{'|'.join(rules)}|", *(_line(line.values()) for line in lines)]
@@ -181,7 +181,7 @@ def _line(cells: Iterable[str]) -> str:
 def _suspects(report: Report) -> str:
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
     table = f"Suspects, {SUSPECTS_ORDER}:\n\n"
-    table += _markdown_table(report.suspect_cells(report.top_suspects))
+    table += markdown_table(report.suspect_cells(report.top_suspects))
     return table + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
 
 

@@ -1,5 +1,6 @@
 """A job runs its commands tier by tier, and no success stands without a verdict."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from assay.ci.configuration import Step
 from assay.ci.running import JUNIT_FILE, SUMMARY_FILE, JobResult, run_steps, write_job
 from assay.cli.application import app
 from assay.errors import MachineError
+from assay.report.page.html import INDEX_FILE
 from assay.report.run_report import Report
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
@@ -42,6 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             printed = ["loads\n", "assay: it broke\n", "more\n"]
             yield SimpleNamespace(returncode=codes.get(folder.name, 0), stderr=printed)
 
+        (tmp_path / "runs").mkdir()
         monkeypatch.setattr("subprocess.Popen", start)
         return run_steps("box", steps, tmp_path, tmp_path / "runs")
 
@@ -72,8 +75,15 @@ def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path
     summary = write_job(job, tmp_path / "runs")
     assert summary == (tmp_path / "runs" / SUMMARY_FILE).read_text(encoding="utf-8")
     lines = summary.splitlines()
-    assert lines[0] == "# box: FAIL"
-    assert "| smoke | smoke | not started | |" in lines
+    assert lines[0] == "# box: FAIL, 1 command not started"
+    assert "| smoke | smoke | not started |  |" in lines
+    page = (tmp_path / "runs" / INDEX_FILE).read_text(encoding="utf-8")
+    assert "<h1>box: FAIL, 1 command not started</h1>" in page
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in page.splitlines() if "<tr>" in row]
+    assert [row[:3] for row in cells if len(row) == 4] == [
+        ["check", "load", "FAIL, exit code 1"], ["check", "generate", "PASS"],
+        ["smoke", "smoke", "not started"],
+    ]  # fmt: skip
     assert "assay check load m" in lines
     root = ET.parse(tmp_path / "runs" / JUNIT_FILE).getroot()  # noqa: S314 - written above
     problems = [(case.attrib["name"], [one.tag for one in case]) for case in root[0]]
@@ -95,9 +105,11 @@ def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path
     ],
 )
 def test_the_end_of_a_command_is_judged(
-    run: Run, code: int, verdict: str, expected: int, failure: str
+    run: Run, tmp_path: Path, code: int, verdict: str, expected: int, failure: str
 ) -> None:
     job = run([LOAD], {"load": code}, {"load": verdict})
+    write_job(job, tmp_path / "runs")
+    assert failure in (tmp_path / "runs" / INDEX_FILE).read_text(encoding="utf-8")
     assert [(result.code, result.failure) for result in job.results] == [(expected, failure)]
     assert job.exit_code == expected
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from assay.report.junit import Case, Suite, make_suite, render_junit
-from assay.report.run_report import read_report
+from assay.report.run_report import Report, read_report
 from assay.verdicts import Level, Outcome
 from packages.core.tests.unit.report.sample_runs import (
     Sample,
@@ -37,9 +37,31 @@ def test_a_failed_level_is_one_failed_test_with_the_message_of_the_verdict(tmp_p
     assert counted == {"tests": "5", "failures": "1", "errors": "0", "skipped": "1"}
     failure = element.find("testcase/failure")
     assert failure is not None
-    assert "model.layers.2.mlp.down_proj" in failure.attrib["message"]
-    assert "14.6" in str(failure.text)
+    assert failure.attrib["message"] == (
+        "model.layers.2.mlp.down_proj, forward, step 0: relative error 4.09e-2, 14.6x / 3.0x"
+    )
+    lines = str(failure.text).splitlines()
+    assert lines[0].startswith("model.layers.2.mlp.down_proj (forward, step 0) differs")
+    assert lines[-1] == "Next: assay explain module-error"
     assert failure.attrib["message"] not in str(failure.text)
+
+
+def test_each_failed_level_states_its_own_numbers_and_the_deciding_one_the_whole_message(
+    tmp_path: Path,
+) -> None:
+    report = read_report(write_sample(tmp_path, Sample()))
+    levels = report.verdict.levels
+    logits = levels["logits"].model_copy(update={"verdict": Outcome.FAIL})
+    rows = [
+        row.model_copy(update={"ratio": 353.0, "limit": 20.0}) if row.level == "logits" else row
+        for row in report.measurements
+    ]
+    verdict = report.verdict.model_copy(update={"levels": levels | {"logits": logits}})
+    suite = make_suite(Report(tmp_path, verdict, rows), "a")
+    cases = {case.name: (case.problem, case.message, case.details) for case in suite.cases}
+    message = "forward, step 0: mean KL divergence 1.2e-4, 353x / 20.0x"
+    assert cases["logits"] == ("failure", message, "")
+    assert "down_proj (forward, step 0) differs from the reference" in cases["modules"][2]
 
 
 def test_a_clean_run_has_no_failures(tmp_path: Path) -> None:

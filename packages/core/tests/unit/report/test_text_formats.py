@@ -42,6 +42,10 @@ def test_a_failure_with_its_golden_is_offered_as_a_folder() -> None:
     assert [line for line in lines if "explain" in line] == [
         "  its causes: assay explain module-error"
     ]
+    assert (
+        "\n  its causes: assay explain module-error\nNext: assay reproduce runs/0412\n```"
+        in render_markdown(report)
+    )
     passed = read_report(write_sample(Path("runs/0413"), CLEAN))
     Path("runs/0413/golden").mkdir()
     assert "reproduce" not in printed(passed)

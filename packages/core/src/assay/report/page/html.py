@@ -4,6 +4,7 @@ import base64
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from assay.files import DiskError, write_whole
 from assay.foreign_text import escape_controls
 from assay.judge import wording as phrases
 from assay.judge.explain import describe_resolution, over_limit
-from assay.judge.wording import format_number
+from assay.judge.wording import describe_counts, format_number
 from assay.output.pages import page_environment
 from assay.report.page.pictures import (
     MAX_CELLS,
@@ -36,6 +37,8 @@ MAX_PAGE_BYTES = 7_000_000
 _FEWEST_ROWS = 100
 MAX_SUSPECTS = 100
 MAX_UNMATCHED = 200
+
+Cells = Sequence[dict[str, str]]
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -62,15 +65,31 @@ def render_first_screen(report: Report) -> str:
     return _render("first_screen.html.j2", report=report)
 
 
-def render_index(reports: list[Report], link_of: dict[Path, str], base: Path = Path()) -> str:
+def render_index(
+    reports: list[Report],
+    link_of: dict[Path, str],
+    base: Path = Path(),
+    title: str = "",
+    commands: Cells = (),
+) -> str:
     """Render one page for several runs, in which folders inside `base` are relative to it.
 
     link_of: addresses of their pages, by folder.
+    title: by default the counts of outcomes.
+    commands: the cells of a table above that of the runs.
     """
     lines = list_runs(reports, base)
     ordered = [report for line in lines for report in line.reports]
     shown = {report.folder: shown_path(report.folder, base) for report in reports}
-    return _render("index.html.j2", lines=lines, reports=ordered, link_of=link_of, shown=shown)
+    return _render(
+        "index.html.j2",
+        title=title or describe_counts([report.verdict.verdict for report in ordered]),
+        commands=commands,
+        lines=lines,
+        reports=ordered,
+        link_of=link_of,
+        shown=shown,
+    )
 
 
 def render_page(template: Path, **context: object) -> str:
@@ -168,14 +187,15 @@ def publish_several(reports: list[Report], output: Path | None = None) -> Path:
     return write_index(reports, RunFolder.create("report", output).path)
 
 
-def write_index(reports: list[Report], folder: Path) -> Path:
-    """Write each run's page to its folder, and an index of all to `folder`. Returns: its path."""
+def write_index(reports: list[Report], folder: Path, title: str = "", commands: Cells = ()) -> Path:
+    """Write each run's page to its folder, and `render_index` to `folder`. Returns: its path."""
     link_of = {}
     for report in reports:
         page = publish_one(report)
         link_of[report.folder] = quote(Path(os.path.relpath(page, folder)).as_posix())
     worst_first = sorted(reports, key=lambda report: -report.verdict.verdict.severity)
-    return write_whole(folder / INDEX_FILE, render_index(worst_first, link_of, folder))
+    index = render_index(worst_first, link_of, folder, title, commands)
+    return write_whole(folder / INDEX_FILE, index)
 
 
 # GitHub rejects a job summary of more than 1 MiB.
