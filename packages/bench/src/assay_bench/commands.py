@@ -154,17 +154,17 @@ def ab(
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
-    from assay_bench.performance import running, stored
+    from assay_bench.performance import running
     from assay_bench.performance.records import choose_suites, make_request
 
     for path in environments:
-        stored.refuse_other_run(path)
-    chosen, took_turns = choose_suites(suite or []), False
-    if any(map(stored.find_stored, environments)):
-        runs = stored.read_sides(*environments)
+        running.refuse_other_run(path)
+    chosen = choose_suites(suite or [])
+    sides, took_turns = environments, not any(map(running.find_stored, environments))
+    if not took_turns:
+        runs = running.read_sides(*sides)
         folder = RunFolder.create("bench ab", output).path
     else:
-        took_turns = True
         request = make_request(chosen, run, model)
         running.require_blocks(blocks)
         for path in environments:
@@ -178,12 +178,12 @@ def ab(
                 folder=folder.resolve(),
                 progress=progress,
             )
-        runs = stored.read_sides(*sides)
-    result = stored.compare_stored(
-        runs, environments, suites=chosen, margin=margin, took_turns=took_turns, folder=folder
+        runs = running.read_sides(*sides)
+    verdict, rows = running.compare_sides(
+        runs, environments, suites=chosen, margin=margin, took_turns=took_turns
     )
-    open_console(sys.stderr if as_json else None).print(running.comparison_table(result))
-    write_results(running.verdict_of(result), [], folder)
+    open_console(sys.stderr if as_json else None).print(running.comparison_table(verdict))
+    write_results(verdict, rows, folder)
     finish(folder, as_json=as_json)
 
 

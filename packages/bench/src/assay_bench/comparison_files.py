@@ -30,8 +30,14 @@ from assay_bench.comparing import (
     compare,
 )
 from assay_bench.lm_eval_files import read_evaluation
-from assay_bench.results import PERPLEXITY, Evaluation, TaskResult, judge_scores
-from assay_bench.underpowered import TOO_FEW_ITEMS, undecided_levels
+from assay_bench.results import (
+    PERPLEXITY,
+    TOO_FEW_ITEMS,
+    Evaluation,
+    TaskResult,
+    judge_scores,
+    undecided_levels,
+)
 
 SCHEMA = 1
 

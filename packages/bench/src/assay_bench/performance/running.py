@@ -1,29 +1,31 @@
-"""Measures suites in this environment, or in two that take turns, and compares the two.
+"""Measures suites in this environment, and compares the speed of two sides.
 
-A block is a run of `assay bench perf` in each environment.
+Each run of `assay bench perf` is one process, and a process keeps some properties for life, such as the addresses of its
+memory. So an interval needs several runs: the n-th run of A and the n-th of B form a block. Environments take turns on
+this machine. Stored results ran at different times: a change of the machine between them is a part of their ratio.
 """
 
 import math
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
 from rich.table import Table
 
 from assay.errors import MachineError, UsageError
-from assay.files import read_sealed, write_sealed, write_whole
-from assay.judge.levels import LevelResult, conclude, not_compared, not_run, outcome_of_levels
+from assay.files import file_digest, read_json_object, read_sealed, write_sealed, write_whole
+from assay.judge.levels import LevelResult, conclude, failed, not_compared, not_run, passed, rows_of
 from assay.judge.wording import format_count
 from assay.launch import ProcessError, RemoteFunction, call, end_command, own_variables
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
-from assay.verdicts import SCHEMA, Level, Outcome, Record, Verdict
+from assay.runs.folders import MARK
+from assay.verdicts import Measurement, Outcome, Record, Verdict
 from assay.watchdog import watched
 from assay_bench.performance.records import (
     RESULT_FILE,
@@ -33,144 +35,7 @@ from assay_bench.performance.records import (
     SuiteResult,
     machine_kind,
 )
-from assay_bench.underpowered import UNDERPOWERED, undecided_levels
-
-
-def find_python(path: Path) -> Path:
-    """Return the Python of a virtual environment, or the executable itself. Raises: UsageError."""
-    candidates = [path / "bin" / "python", path / "Scripts" / "python.exe"]
-    if path.is_file():
-        candidates = [path]
-    for candidate in candidates:
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            # Not resolved: Python finds a virtual environment by the path of the link.
-            return candidate.absolute()
-    raise UsageError(
-        f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
-    )
-
-
-Speed = Literal["slower", "not slower", "underpowered"]
-
-# Confidence of the interval for any symmetric distribution of the log ratios.
-CONFIDENCE = 0.95
-
-# With five blocks, the widest interval has a confidence of 1 - 2 / 2**5 = 93.75 %.
-MIN_BLOCKS = 6
-
-COMPARISON_FILE = "ab.json"
-
-
-def require_blocks(num_blocks: int) -> None:
-    """Raise UsageError if there are too few blocks for an interval."""
-    if num_blocks < MIN_BLOCKS:
-        raise UsageError(
-            f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
-            f" {MIN_BLOCKS} are needed"
-        )
-
-
-def ratio_interval(block_ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Compute the Hodges-Lehmann estimate of the blocks' common ratio, and its exact interval.
-
-    block_ratios: one positive ratio per block. Blocks are independent because they are different
-        processes; the rounds inside of a block are not.
-    Returns: the estimate, and the lower and upper end of an interval of at least 95 % confidence.
-    Raises: UsageError.
-    Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
-        signed-rank test).
-    """
-    require_blocks(len(block_ratios))
-    logs = [math.log(ratio) for ratio in block_ratios]
-    averages = sorted((one + other) / 2 for n, one in enumerate(logs) for other in logs[n:])
-    # The statistic is a sum of ranks, each with probability 1/2. It counts the averages on one side of a center.
-    chances = np.ones(1)
-    for rank in range(1, len(logs) + 1):
-        chances = np.convolve(chances, [0.5, *[0.0] * (rank - 1), 0.5])
-    num_excluded = int(np.searchsorted(np.cumsum(chances), (1 - CONFIDENCE) / 2, side="right"))
-    ends = median(averages), averages[num_excluded - 1], averages[-num_excluded]
-    ratio, lower, upper = map(math.exp, ends)
-    return ratio, lower, upper
-
-
-def judge_speed(lower: float, upper: float, margin: float) -> Speed:
-    """Judge if B is slower by more than `margin`, a share: 0.05 for 5 %.
-
-    lower, upper: interval of the time of B relative to A.
-    Returns: underpowered if the interval contains 1 + margin, so that more blocks are needed.
-    """
-    if lower > 1 + margin:
-        return "slower"
-    return "not slower" if upper < 1 + margin else "underpowered"
-
-
-# A run of A and one of B.
-Block = tuple[PerformanceResult, PerformanceResult]
-
-
-class SuiteComparison(Record):
-    """The time of B relative to A in one suite."""
-
-    suite: str
-    speed: Speed
-    ratio: float
-    lower: float | None = None
-    """Lower end of the interval of 95 % confidence; None for too few blocks."""
-    upper: float | None = None
-    block_ratios: list[float]
-    """Fastest round of B over the fastest round of A in each block."""
-    control_ratio: float
-    """Read control of B over that of A."""
-
-
-class EnvironmentComparison(Record):
-    """The content of ab.json."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-    schema_: int = Field(default=SCHEMA, alias="schema")
-    margin: float
-    """Largest acceptable slow-down of B, as a share."""
-    suites: list[SuiteComparison]
-    not_compared: dict[str, str] = Field(default_factory=dict)
-    """Reasons of suites that only one side could run."""
-    skipped: dict[str, str] = Field(default_factory=dict)
-    """Reasons of suites that neither side could run."""
-    environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Name and versions of A and B."""
-    run: str
-    model: str
-    num_blocks: int
-    took_turns: bool = True
-    """False for stored results, of which all of one side may be older."""
-    provenance: dict[str, Any] = Field(default_factory=dict)
-
-
-def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteComparison:
-    """Compare one suite that both sides ran in all blocks. Too few blocks for an interval are underpowered."""
-    pairs = [
-        (one, other)
-        for expected, actual in blocks
-        for one in expected.suites
-        for other in actual.suites
-        if one.suite == other.suite == suite
-    ]
-    ratios = [actual.fastest / expected.fastest for expected, actual in pairs]
-    found = SuiteComparison(
-        suite=suite,
-        speed="underpowered",
-        ratio=median(ratios),
-        block_ratios=ratios,
-        control_ratio=median(min(b.read_seconds) / min(a.read_seconds) for a, b in pairs),
-    )
-    if len(blocks) >= MIN_BLOCKS:
-        found.ratio, found.lower, found.upper = ratio_interval(ratios)
-        found.speed = judge_speed(found.lower, found.upper, margin)
-    return found
-
-
-Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
+from assay_bench.results import UNDERPOWERED, undecided_levels, underpowered
 
 _MEASURE: RemoteFunction[SuiteRequest, Measured] = RemoteFunction(
     "assay_bench.performance.suites:measure_suites"
@@ -203,6 +68,110 @@ def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> Perfo
     write_whole(folder / RESULT_FILE, result.to_json())
     return result
 
+
+_MEBIBYTE = 1 << 20
+
+
+def performance_table(result: PerformanceResult) -> Table:
+    """Make a table with one row per suite."""
+    headings = "SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK"
+    table = new_table(*headings, wraps=False)
+    for suite in result.suites:
+        table.add_row(suite.suite, *_cells(suite))
+    for name in result.skipped:
+        table.add_row(name, "skipped")
+    return table
+
+
+def _cells(suite: SuiteResult) -> list[str]:
+    return [
+        f"{1000 * suite.fastest:.3g} ms",
+        f"{suite.ratio:.3g} {suite.control}",
+        f"{suite.tokens_per_second:,.0f}" if suite.num_tokens else "",
+        f"{suite.flops_share:.1%}" if suite.num_flops else "",
+        f"{suite.bytes_share:.1%}" if suite.num_bytes else "",
+        f"{suite.peak_memory_bytes / _MEBIBYTE:,.0f} MiB" if suite.peak_memory_bytes else "",
+    ]
+
+
+def find_stored(path: Path) -> list[Path]:
+    """Return performance.json of a run's folder, or of the runs in a folder; an empty list for anything else."""
+    own = path / RESULT_FILE
+    return [own] if own.is_file() else sorted(path.glob(f"*/{RESULT_FILE}"))
+
+
+# The commands that read the folders of others; `report` reads any verdict.
+_READERS = {"bench run": "bench compare", "capture": "inspect"}
+
+
+def refuse_other_run(path: Path) -> None:
+    """Raise UsageError for a folder, or a folder of folders, that another command than `perf` wrote."""
+    marks = [path / MARK, *sorted(path.glob(f"*/{MARK}"))]
+    mark = next((one for one in marks if one.is_file()), None)
+    if mark is None or find_stored(path):
+        return
+    command = str(read_json_object(mark).get("run"))
+    if command == "bench perf":
+        raise UsageError(
+            f"{mark.parent} holds an unfinished run of `assay bench perf`: measure again"
+        )
+    raise UsageError(
+        f"{mark.parent} holds a run of `assay {command}`, which `assay {_READERS.get(command, 'report')}` reads;"
+        " `ab` compares environments, or folders of `assay bench perf`"
+    )
+
+
+def read_sides(
+    first: Path, second: Path
+) -> tuple[list[PerformanceResult], list[PerformanceResult]]:
+    """Read the runs of both sides, each in the order of their dates.
+
+    Raises: UsageError if the runs of a side measured different things, or a run is there twice.
+    """
+    if first.resolve() == second.resolve():
+        raise UsageError(f"{first} is both A and B: measure B with `assay bench perf`")
+    known: dict[str, Path] = {}
+    for file in (*find_stored(first), *find_stored(second)):
+        original = known.setdefault(file_digest(file), file)
+        if original is not file:
+            raise UsageError(
+                f"{file.parent} is a copy of {original.parent}, and an interval needs independent processes:"
+                " remove it, or measure again with `assay bench perf`"
+            )
+    return _read_side(first), _read_side(second)
+
+
+def _read_side(path: Path) -> list[PerformanceResult]:
+    results = [read_sealed(PerformanceResult, file) for file in find_stored(path)]
+    if not results:
+        raise UsageError(f"{path} holds no {RESULT_FILE} of `assay bench perf`")
+    _require_alike(results, ("machine", "model", "run", "versions"), str(path))
+    return sorted(results, key=lambda one: str(one.provenance.get("date", "")))
+
+
+def _require_alike(results: Sequence[PerformanceResult], names: Sequence[str], where: str) -> None:
+    for name in names:
+        values = {str(getattr(one, name)): None for one in results}
+        if len(values) > 1:
+            raise UsageError(f"{where}: not comparable, different {name}: {'; '.join(values)}")
+
+
+def find_python(path: Path) -> Path:
+    """Return the Python of a virtual environment, or the executable itself. Raises: UsageError."""
+    candidates = [path / "bin" / "python", path / "Scripts" / "python.exe"]
+    if path.is_file():
+        candidates = [path]
+    for candidate in candidates:
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            # Not resolved: Python finds a virtual environment by the path of the link.
+            return candidate.absolute()
+    raise UsageError(
+        f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
+    )
+
+
+Side = Literal["A", "B"]
+SIDES: tuple[Side, Side] = ("A", "B")
 
 PLAN_FILE = "plan.json"
 
@@ -268,140 +237,173 @@ def _run_perf(python: Path, request: SuiteRequest, output: Path) -> None:
         raise ProcessError.died(f"assay bench perf of {python}", code, log)
 
 
-def compare_blocks(
-    blocks: Sequence[Block], suites: Sequence[str], margin: float
-) -> tuple[list[SuiteComparison], dict[str, str], dict[str, str]]:
-    """Compare each suite that both sides ran.
+# Confidence of the interval for any symmetric distribution of the log ratios.
+CONFIDENCE = 0.95
 
-    Returns: the comparisons; the reasons of the suites that one side skipped, and of those that both did.
+# With five blocks, the widest interval has a confidence of 1 - 2 / 2**5 = 93.75 %.
+MIN_BLOCKS = 6
+
+
+def require_blocks(num_blocks: int) -> None:
+    """Raise UsageError if there are too few blocks for an interval."""
+    if num_blocks < MIN_BLOCKS:
+        raise UsageError(
+            f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
+            f" {MIN_BLOCKS} are needed"
+        )
+
+
+def ratio_interval(block_ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Compute the Hodges-Lehmann estimate of the blocks' common ratio, and its exact interval.
+
+    block_ratios: one positive ratio per block. Blocks are independent because they are different
+        processes; the rounds inside of a block are not.
+    Returns: the estimate, and the lower and upper end of an interval of at least 95 % confidence.
+    Raises: UsageError.
+    Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
+        signed-rank test).
     """
-    compared: list[SuiteComparison] = []
-    not_compared: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    for suite in suites:
-        reasons = {
-            side: run.skipped.get(suite, "not every run measured it")
-            for block in blocks
-            for side, run in zip(SIDES, block, strict=True)
-            if all(one.suite != suite for one in run.suites)
-        }
+    require_blocks(len(block_ratios))
+    logs = [math.log(ratio) for ratio in block_ratios]
+    averages = sorted((one + other) / 2 for n, one in enumerate(logs) for other in logs[n:])
+    # The statistic is a sum of ranks, each with probability 1/2. It counts the averages on one side of a center.
+    chances = np.ones(1)
+    for rank in range(1, len(logs) + 1):
+        chances = np.convolve(chances, [0.5, *[0.0] * (rank - 1), 0.5])
+    num_excluded = int(np.searchsorted(np.cumsum(chances), (1 - CONFIDENCE) / 2, side="right"))
+    ends = median(averages), averages[num_excluded - 1], averages[-num_excluded]
+    ratio, lower, upper = map(math.exp, ends)
+    return ratio, lower, upper
+
+
+# A run of A and one of B.
+Block = tuple[PerformanceResult, PerformanceResult]
+
+
+def judge_suite(suite: str, blocks: Sequence[Block], margin: float, more: str) -> LevelResult:
+    """Judge if B is slower than A by more than `margin`, a share: 0.05 for 5 %.
+
+    more: what to raise if the interval contains 1 + margin.
+    Returns: FAIL or PASS if the interval of the ratio lies above or below 1 + margin. One side that did not run the
+        suite is not compared; a suite that neither side ran is not run.
+    """
+    reasons = {
+        side: run.skipped.get(suite, "not every run measured it")
+        for block in blocks
+        for side, run in zip(SIDES, block, strict=True)
+        if all(one.suite != suite for one in run.suites)
+    }
+    if reasons:
         sides = {
             reason: " and ".join(side for side in SIDES if reasons.get(side) == reason)
             for reason in reasons.values()
         }
         words = "; ".join(f"{names}: {reason}" for reason, names in sides.items())
-        match len(reasons):
-            case 0:
-                compared.append(compare_suite(suite, blocks, margin))
-            case 1:
-                not_compared[suite] = words
-            case _:
-                skipped[suite] = words
-    return compared, not_compared, skipped
-
-
-_MEBIBYTE = 1 << 20
-
-
-def performance_table(result: PerformanceResult) -> Table:
-    """Make a table with one row per suite."""
-    headings = "SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK"
-    table = new_table(*headings, wraps=False)
-    for suite in result.suites:
-        table.add_row(suite.suite, *_cells(suite))
-    for name in result.skipped:
-        table.add_row(name, "skipped")
-    return table
-
-
-def comparison_table(result: EnvironmentComparison) -> Table:
-    """Make a table of the time of B relative to A, with one row per suite."""
-    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "READ B TO A", "VERDICT", wraps=False)
-    for suite in result.suites:
-        interval = "" if suite.lower is None else f"{suite.lower:.3f} to {suite.upper:.3f}"
-        control = f"{suite.control_ratio:.3f}"
-        table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, control, suite.speed)
-    others = dict.fromkeys(result.not_compared, "not compared")
-    for name, word in (others | dict.fromkeys(result.skipped, "not run")).items():
-        table.add_row(name, "", "", "", word)
-    return table
-
-
-_OUTCOMES: dict[Speed, Outcome] = {
-    "slower": Outcome.FAIL,
-    "not slower": Outcome.PASS,
-    "underpowered": Outcome.NOT_COMPARED,
-}
-
-
-def verdict_of(result: EnvironmentComparison) -> Verdict:
-    """Return the verdict, with a level for each suite: FAIL if any is slower, PASS only if none can be."""
-    num_blocks = result.num_blocks
-    levels = {
-        one.suite: LevelResult(
-            Level(verdict=_OUTCOMES[one.speed], reason=_reason(one, result), compared=num_blocks)
+        return not_compared(words) if len(reasons) == 1 else not_run(words)
+    pairs = [
+        tuple(next(one for one in run.suites if one.suite == suite) for run in block)
+        for block in blocks
+    ]
+    ratios = [actual.fastest / expected.fastest for expected, actual in pairs]
+    num_blocks, limit = len(blocks), 1 + margin
+    if num_blocks < MIN_BLOCKS:
+        ratio, interval = median(ratios), ""
+        level = underpowered(
+            f"{format_count(num_blocks, 'run')} of each side; an interval needs at least {MIN_BLOCKS}, as each run is"
+            " one process",
+            num_blocks,
         )
-        for one in result.suites
-    }
-    levels |= {name: not_compared(reason) for name, reason in result.not_compared.items()}
-    levels |= {name: not_run(reason) for name, reason in result.skipped.items()}
-    notes = []
-    if not result.took_turns:
-        notes.append(
-            "A and B ran at different times, so a change of the machine is part of each ratio. READ B TO A is that of"
-            " its own read bandwidth. `assay bench ab ENV_A ENV_B` lets two environments take turns"
+    else:
+        ratio, lower, upper = ratio_interval(ratios)
+        interval = f"{lower:.3f} to {upper:.3f}"
+        words = f"{CONFIDENCE:.0%} interval {interval}"
+        if lower > limit:
+            level = failed(num_blocks, f"{words} is above {limit:g}")
+        elif upper < limit:
+            level = passed(num_blocks)
+        else:
+            level = underpowered(
+                f"{words} contains the limit of {limit:g}; {more} halve it, and an idle machine can narrow it further",
+                num_blocks,
+            )
+    control = median(min(b.read_seconds) / min(a.read_seconds) for a, b in pairs)
+    numbers = {"B to A": f"{ratio:.3f}", "95 % interval": interval, "read B to A": f"{control:.3f}"}
+    rows = [
+        Measurement(
+            level=suite, module="", port="block", order=number, statistic="seconds",
+            actual=actual.fastest, expected=expected.fastest, ratio=ratios[number],
         )
-    first, second = (result.environments[side]["name"] for side in SIDES)
-    return conclude(
+        for number, (expected, actual) in enumerate(pairs)
+    ]  # fmt: skip
+    measured = level.level.model_copy(update={"measures": [numbers]})
+    return LevelResult(measured).with_rows(rows)
+
+
+_DRIFT = (
+    "A and B ran at different times, so a change of the machine is part of each ratio. READ B TO A is that of its own read"
+    " bandwidth. `assay bench ab ENV_A ENV_B` lets two environments take turns"
+)
+
+
+def compare_sides(
+    sides: tuple[list[PerformanceResult], list[PerformanceResult]],
+    paths: tuple[Path, Path],
+    *,
+    suites: Sequence[str],
+    margin: float,
+    took_turns: bool,
+) -> tuple[Verdict, list[Measurement]]:
+    """Judge if a suite of B is slower than in A: FAIL if any is, PASS only if none can be.
+
+    paths: names of the sides. suites: those to compare, of which each may be absent.
+    took_turns: False for stored results, of which all of one side may be older.
+    Returns: the verdict with a level for each suite, and a measurement for each block.
+    Raises: UsageError for another machine or model.
+    """
+    first, second = sides[0][0], sides[1][0]
+    _require_alike((first, second), ("machine", "model"), f"{paths[0]} and {paths[1]}")
+    runs = (*sides[0], *sides[1])
+    known = {name for run in runs for name in (*(one.suite for one in run.suites), *run.skipped)}
+    blocks = [*zip(*sides, strict=False)]
+    more = f"{4 * len(blocks)} runs of each side"
+    if took_turns:
+        more = f"--blocks {4 * len(blocks)}"
+    levels = {suite: judge_suite(suite, blocks, margin, more) for suite in suites if suite in known}
+    verdict = conclude(
         levels,
-        None,
-        model={"name": result.model},
-        reference={"run": f"A: {first}"},
-        candidate={"run": f"B: {second}, {result.run}"},
-        notes=notes,
-        compared=num_blocks * len(result.suites),
+        model={"name": first.model},
+        reference={"run": f"A: {paths[0]}"},
+        candidate={"run": f"B: {paths[1]}, {' and '.join(dict.fromkeys((first.run, second.run)))}"},
+        notes=[] if took_turns else [_DRIFT],
         compared_unit="blocks",
-        headline=_headline(result, levels),
+    )
+    return verdict.model_copy(update={"headline": _headline(verdict, levels, 1 + margin)}), rows_of(
+        levels
     )
 
 
-def _headline(result: EnvironmentComparison, levels: Mapping[str, LevelResult]) -> str | None:
-    limit = 1 + result.margin
-    if slower := [suite.suite for suite in result.suites if suite.speed == "slower"]:
+def _headline(verdict: Verdict, levels: dict[str, LevelResult], limit: float) -> str | None:
+    if slower := [name for name, one in levels.items() if one.is_failed]:
         return f"B takes more than {limit:g} times as long as A in {', '.join(slower)}."
     if undecided := undecided_levels(levels):
         return f"{UNDERPOWERED}: the intervals are too wide to decide {', '.join(undecided)}."
-    if outcome_of_levels({name: one.level for name, one in levels.items()}) is Outcome.PASS:
+    if verdict.verdict is Outcome.PASS:
         return f"Every suite of B takes less than {limit:g} times as long as in A."
     return None
 
 
-def _reason(suite: SuiteComparison, result: EnvironmentComparison) -> str | None:
-    """Describe the interval, and what to do if it does not decide."""
-    limit, num_blocks = 1 + result.margin, result.num_blocks
-    if suite.lower is None or suite.upper is None:
-        return (
-            f"underpowered: {format_count(num_blocks, 'run')} of each side; an interval needs at least {MIN_BLOCKS},"
-            " as each run is one process"
-        )
-    interval = f"{CONFIDENCE:.0%} interval {suite.lower:.3f} to {suite.upper:.3f}"
-    if suite.speed != "underpowered":
-        return f"{interval} is above {limit:g}" if suite.speed == "slower" else None
-    more = (
-        f"--blocks {4 * num_blocks}" if result.took_turns else f"{4 * num_blocks} runs of each side"
-    )
-    return (
-        f"underpowered: {interval} contains the limit of {limit:g};"
-        f" {more} halve it, and an idle machine can narrow it further"
-    )
+def comparison_table(verdict: Verdict) -> Table:
+    """Make a table of the time of B relative to A, with one row per suite."""
+    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "READ B TO A", "VERDICT", wraps=False)
+    for name, level in verdict.levels.items():
+        (numbers,) = (level.model_extra or {}).get("measures") or [dict.fromkeys(range(3), "")]
+        word = _SPEEDS.get(level.verdict) if level.compared else "not compared"
+        table.add_row(name, *numbers.values(), word if level.verdict else "not run")
+    return table
 
 
-def _cells(suite: SuiteResult) -> list[str]:
-    return [
-        f"{1000 * suite.fastest:.3g} ms",
-        f"{suite.ratio:.3g} {suite.control}",
-        f"{suite.tokens_per_second:,.0f}" if suite.num_tokens else "",
-        f"{suite.flops_share:.1%}" if suite.num_flops else "",
-        f"{suite.bytes_share:.1%}" if suite.num_bytes else "",
-        f"{suite.peak_memory_bytes / _MEBIBYTE:,.0f} MiB" if suite.peak_memory_bytes else "",
-    ]
+_SPEEDS: dict[Outcome | None, str] = {
+    Outcome.FAIL: "slower",
+    Outcome.PASS: "not slower",
+    Outcome.NOT_COMPARED: UNDERPOWERED,
+}

@@ -34,6 +34,7 @@ from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.check import PRELOAD
 from assay.verdicts import Measurement, Outcome, Verdict
+from assay_bench.results import UNDERPOWERED, undecided_levels, underpowered
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
@@ -50,7 +51,6 @@ from assay_bench.tuning.records import (
     read_tuning,
     tuning_folder,
 )
-from assay_bench.underpowered import UNDERPOWERED, undecided_levels, underpowered
 
 # In nats per token: 1 % of the perplexity. Another dtype alone moves this mean by 0.0002 (micro:llama, bfloat16
 # against float32), and any learning rate lets it fall by some digit.

@@ -12,26 +12,23 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.judge.levels import LevelResult
 from assay.launch import ProcessError
 from assay.output.console import open_console
 from assay.runs import SilentProgress
-from assay_bench.performance.records import SUITES, SuiteRequest, choose_suites
+from assay.verdicts import Outcome
+from assay_bench.performance.records import SuiteRequest
 from assay_bench.performance.running import (
     Block,
-    EnvironmentComparison,
-    Speed,
-    SuiteComparison,
-    compare_blocks,
-    compare_suite,
+    compare_sides,
     comparison_table,
     find_python,
-    judge_speed,
+    find_stored,
+    judge_suite,
     measure_environments,
     performance_table,
     ratio_interval,
-    verdict_of,
 )
-from assay_bench.performance.stored import find_stored
 from packages.bench.tests.unit.performance.sample_results import performance_result, suite_result
 
 
@@ -46,67 +43,69 @@ def blocks_of(pairs: list[tuple[float, float]]) -> list[Block]:
     ]
 
 
-def comparison(speed: Speed, suite: str) -> SuiteComparison:
-    return SuiteComparison(
-        suite=suite, speed=speed, ratio=1, lower=1, upper=1, block_ratios=[], control_ratio=1
-    )
+def judged(blocks: list[Block], suite: str = "prefill") -> LevelResult:
+    return judge_suite(suite, blocks, 0.05, "--blocks 24")
 
 
 def test_ratio_of_a_block_uses_the_fastest_rounds() -> None:
-    found = compare_suite("prefill", blocks_of([(1.0, 1.5), (2.0, 3.0)] * 3), margin=0.05)
-    assert found.block_ratios == [1.5] * 6
-    assert found.speed == "slower"
+    found = judged(blocks_of([(1.0, 1.5), (2.0, 3.0)] * 3))
+    assert [row.ratio for row in found.measurements] == [1.5] * 6
+    assert [row.expected for row in found.measurements] == [1.0, 2.0] * 3
+    assert found.is_failed
 
 
 def test_contradicting_blocks_are_underpowered() -> None:
-    pairs = [(1.0, 1.5), (1.5, 1.0)] * 3
-    assert compare_suite("prefill", blocks_of(pairs), margin=0.05).speed == "underpowered"
+    level = judged(blocks_of([(1.0, 1.5), (1.5, 1.0)] * 3)).level
+    assert level.reason == (
+        "underpowered: 95% interval 0.667 to 1.500 contains the limit of 1.05; --blocks 24 halve it, and an idle"
+        " machine can narrow it further"
+    )
+
+
+SLOWER, EQUAL, UNCLEAR = [1.5] * 6, [1.0] * 6, [1.0, 1.5] * 3
 
 
 @pytest.mark.parametrize(
-    ("speeds", "not_compared", "verdict", "headline"),
+    ("prefill", "decode", "verdict", "headline"),
     [
-        (["not slower", "not slower"], {}, "PASS", "Every suite of B takes less than 1.05 times"),
-        (["not slower", "slower", "underpowered"], {}, "FAIL", "B takes more than 1.05 times"),
-        (["slower"], {"decode": "B"}, "FAIL", "B takes more than 1.05 times"),
+        (EQUAL, EQUAL, "PASS", "Every suite of B takes less than 1.05 times as long as in A."),
+        (SLOWER, UNCLEAR, "FAIL", "B takes more than 1.05 times as long as A in prefill."),
+        (SLOWER, None, "FAIL", "B takes more than 1.05 times as long as A in prefill."),
         (
-            ["not slower", "underpowered"],
-            {},
+            UNCLEAR,
+            EQUAL,
             "NOT_COMPARED",
             "underpowered: the intervals are too wide to decide prefill.",
         ),
-        (["not slower"], {"decode": "B"}, "NOT_COMPARED", None),
-        (["underpowered"], {"decode": "B"}, "NOT_COMPARED", None),
-        ([], {}, "NOT_COMPARED", None),
+        (EQUAL, None, "NOT_COMPARED", None),
+        (UNCLEAR, None, "NOT_COMPARED", None),
     ],
 )
 def test_pass_needs_every_suite_not_slower(
-    speeds: list[Speed], not_compared: dict[str, str], verdict: str, headline: str | None
+    prefill: list[float], decode: list[float] | None, verdict: str, headline: str | None
 ) -> None:
-    suites = [comparison(speed, suite=name) for speed, name in zip(speeds, SUITES, strict=False)]
-    found = verdict_of(
-        EnvironmentComparison(
-            margin=0.05, suites=suites,
-            num_blocks=6, environments={"A": {"name": "a"}, "B": {"name": "b"}},
-            not_compared=not_compared, run="cpu/float32", model="micro:llama",
+    run = performance_result()
+    expected = [suite_result([1.0]), suite_result([1.0], "decode")]
+    blocks = [
+        (
+            run.model_copy(update={"suites": expected}),
+            run.model_copy(
+                update={
+                    "suites": [suite_result([ratio])]
+                    + ([] if decode is None else [suite_result([decode[number]], "decode")])
+                }
+            ),
         )
-    )  # fmt: skip
-    assert found.verdict == verdict
-    assert (found.headline or "").startswith(headline or "")
-    assert (found.headline is None) is (headline is None)
-    for suite in suites:
-        undecided = suite.speed == "underpowered"
-        reason = found.levels[suite.suite].reason or ""
-        assert reason.startswith("underpowered: 95% interval 1.000 to 1.000") is undecided
-        assert (
-            reason.endswith("--blocks 24 halve it, and an idle machine can narrow it further")
-            is undecided
-        )
-    for name in not_compared:
-        assert found.levels[name].verdict == "NOT_COMPARED"
+        for number, ratio in enumerate(prefill)
+    ]
+    sides = [a for a, _ in blocks], [b for _, b in blocks]
+    found, _ = compare_sides(
+        sides, (Path("a"), Path("b")), suites=["prefill", "decode"], margin=0.05, took_turns=True
+    )
+    assert (found.verdict, found.headline, found.notes) == (verdict, headline, [])
 
 
-def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:
+def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_not_run() -> None:
     reason = "needs 2 devices"
     blocks = [
         (
@@ -120,11 +119,12 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> N
         )
         for a, b in blocks_of([(1.0, 1.0)] * 6)
     ]
-    suites = choose_suites(["prefill", "decode", "capture"])
-    compared, not_compared, skipped = compare_blocks(blocks, suites, 0.05)
-    assert not_compared == {"decode": f"B: {reason}"}
-    assert skipped == {"capture": f"A and B: {reason}"}
-    assert [suite.suite for suite in compared] == ["prefill"]
+    levels = {suite: judged(blocks, suite).level for suite in ("prefill", "decode", "capture")}
+    assert {name: (one.verdict, one.reason) for name, one in levels.items()} == {
+        "prefill": (Outcome.PASS, None),
+        "decode": (Outcome.NOT_COMPARED, f"B: {reason}"),
+        "capture": (None, f"A and B: {reason}"),
+    }
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -228,21 +228,21 @@ def test_five_blocks_are_too_few() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "speed"),
+    ("interval", "outcome"),
     [
-        ((1.06, 1.10), "slower"),
-        ((1.04, 1.06), "underpowered"),
-        ((0.98, 1.20), "underpowered"),
-        ((1.05, 1.20), "underpowered"),
-        ((0.90, 1.05), "underpowered"),
-        ((1.01, 1.04), "not slower"),
-        ((0.50, 0.60), "not slower"),
+        ((1.06, 1.10), Outcome.FAIL),
+        ((1.04, 1.06), Outcome.NOT_COMPARED),
+        ((0.98, 1.20), Outcome.NOT_COMPARED),
+        ((1.01, 1.04), Outcome.PASS),
+        ((0.50, 0.60), Outcome.PASS),
     ],
 )
 def test_interval_must_be_on_one_side_of_the_margin(
-    interval: tuple[float, float], speed: str
+    interval: tuple[float, float], outcome: Outcome
 ) -> None:
-    assert judge_speed(*interval, 0.05) == speed
+    # Six blocks span the interval.
+    level = judged(blocks_of([(1.0, one) for one in interval] * 3)).level
+    assert level.verdict is outcome
 
 
 def test_interval_has_its_nominal_coverage() -> None:
@@ -258,13 +258,23 @@ def test_interval_has_its_nominal_coverage() -> None:
 
 def test_reasons_of_skipped_suites_do_not_widen_the_tables() -> None:
     skipped = dict.fromkeys(["collectives", "decode"], "needs two devices " * 40)
-    measured = performance_result().model_copy(update={"skipped": skipped})
-    compared = EnvironmentComparison(
-        margin=0.05, suites=[comparison("slower", suite="prefill")], num_blocks=6, not_compared=skipped,
-        skipped=skipped, run="cpu/float32", model="micro:llama",
-    )  # fmt: skip
-    for table in (performance_table(measured), comparison_table(compared)):
-        text = StringIO()
-        open_console(text, width=200).print(table)
-        assert max(len(line.rstrip()) for line in text.getvalue().splitlines()) < 80
-        assert "collectives" in text.getvalue()
+    one = performance_result().model_copy(update={"skipped": skipped})
+    other = one.model_copy(update={"suites": [*one.suites, suite_result(suite="decode")]})
+    verdict, _ = compare_sides(
+        ([one], [other]),
+        (Path("a"), Path("b")),
+        suites=["prefill", "decode", "collectives"],
+        margin=0.05,
+        took_turns=False,
+    )
+    for table in (performance_table(one), comparison_table(verdict)):
+        stream = StringIO()
+        open_console(stream, width=200).print(table)
+        lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+        assert max(map(len, lines)) < 80
+        assert "collectives" in stream.getvalue()
+    assert [line.split() for line in lines if line][1:] == [
+        ["prefill", "1.000", "1.000", "underpowered"],
+        ["decode", "not", "compared"],
+        ["collectives", "not", "run"],
+    ]

@@ -9,13 +9,14 @@ import pytest
 from assay.errors import UsageError
 from assay.files import write_whole
 from assay.runs import RunFolder
+from assay.verdicts import Measurement, Verdict
 from assay_bench.performance.records import SUITES
 from assay_bench.performance.running import (
-    COMPARISON_FILE,
-    EnvironmentComparison,
-    verdict_of,
+    compare_sides,
+    find_stored,
+    read_sides,
+    refuse_other_run,
 )
-from assay_bench.performance.stored import compare_stored, find_stored, read_sides, refuse_other_run
 from packages.bench.tests.unit.performance.sample_results import performance_result
 
 
@@ -30,42 +31,36 @@ def write_runs(folder: Path, seconds: Sequence[float], **update: object) -> Path
 
 
 def compared(
-    tmp_path: Path, before: Path, after: Path, suites: Sequence[str] = tuple(SUITES)
-) -> EnvironmentComparison:
-    sides = read_sides(before, after)
-    return compare_stored(
-        sides, (before, after), suites=suites, margin=0.05, took_turns=False, folder=tmp_path
+    before: Path, after: Path, suites: Sequence[str] = tuple(SUITES)
+) -> tuple[Verdict, list[Measurement]]:
+    return compare_sides(
+        read_sides(before, after), (before, after), suites=suites, margin=0.05, took_turns=False
     )
 
 
 @pytest.mark.parametrize(
-    ("factor", "speed", "verdict"),
-    [(1.5, "slower", "FAIL"), (0.9, "not slower", "PASS"), (1.05, "underpowered", "NOT_COMPARED")],
+    ("factor", "outcome"), [(1.5, "FAIL"), (0.9, "PASS"), (1.05, "NOT_COMPARED")]
 )
-def test_six_runs_of_each_side_decide(
-    factor: float, speed: str, verdict: str, tmp_path: Path
-) -> None:
+def test_six_runs_of_each_side_decide(factor: float, outcome: str, tmp_path: Path) -> None:
     times = [1.0, 1.01, 1.02, 1.01, 1.0, 1.02]
     before = write_runs(tmp_path / "before", times)
     after = write_runs(tmp_path / "after", [factor * one for one in reversed(times)])
-    found = compared(tmp_path, before, after)
-    (suite,) = found.suites
-    assert (suite.speed, verdict_of(found).verdict) == (speed, verdict)
-    assert suite.ratio == pytest.approx(factor, rel=0.01)
-    assert suite.control_ratio == 1.0
-    assert verdict_of(found).notes[0].startswith("A and B ran at different times")
-    assert (tmp_path / COMPARISON_FILE).is_file()
+    verdict, rows = compared(before, after)
+    assert (verdict.verdict, verdict.compared, len(rows)) == (outcome, 6, 6)
+    (numbers,) = (verdict.levels["prefill"].model_extra or {})["measures"]
+    assert float(numbers["B to A"]) == pytest.approx(factor, rel=0.01)
+    assert numbers["read B to A"] == "1.000"
+    assert verdict.notes[0].startswith("A and B ran at different times")
 
 
 def test_one_run_of_each_side_is_never_a_verdict(tmp_path: Path) -> None:
     before = write_runs(tmp_path / "before", [1.0])
     after = write_runs(tmp_path / "after", [9.0], run="cpu/bfloat16")
     # The folder of the run itself, too.
-    found = compared(tmp_path, before / "0", after)
-    (suite,) = found.suites
-    assert (verdict_of(found).verdict, suite.ratio, suite.lower) == ("NOT_COMPARED", 9.0, None)
-    assert found.run == "cpu/float32 and cpu/bfloat16"
-    (level,) = verdict_of(found).levels.values()
+    verdict, (row,) = compared(before / "0", after)
+    assert (verdict.verdict, row.ratio) == ("NOT_COMPARED", 9.0)
+    assert str(verdict.candidate["run"]).endswith("after, cpu/float32 and cpu/bfloat16")
+    (level,) = verdict.levels.values()
     assert level.reason is not None
     assert level.reason.startswith("underpowered: 1 run of each side; an interval needs")
 
@@ -75,13 +70,13 @@ def test_suite_that_one_side_lacks_is_not_compared(tmp_path: Path) -> None:
     after = write_runs(
         tmp_path / "after", [1.0] * 6, suites=performance_result(1.0, suite="decode").suites
     )
-    found = compared(tmp_path, before, after)
-    assert (verdict_of(found).verdict, found.suites) == ("NOT_COMPARED", [])
-    assert found.not_compared == {
+    verdict, rows = compared(before, after)
+    assert (verdict.verdict, rows) == ("NOT_COMPARED", [])
+    assert {name: level.reason for name, level in verdict.levels.items()} == {
         "prefill": "B: not every run measured it",
         "decode": "A: not every run measured it",
     }
-    assert compared(tmp_path, before, after, ["decode"]).not_compared.keys() == {"decode"}
+    assert compared(before, after, ["decode"])[0].levels.keys() == {"decode"}
 
 
 def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
@@ -89,9 +84,9 @@ def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
     before, after = (
         write_runs(tmp_path / name, [1.0] * 6, skipped=skipped) for name in ("before", "after")
     )
-    found = compared(tmp_path, before, after)
-    assert verdict_of(found).verdict == "PASS"
-    assert found.skipped == {"collectives": "A and B: needs 2 devices"}
+    verdict, _ = compared(before, after)
+    assert verdict.verdict == "PASS"
+    assert verdict.levels["collectives"].reason == "A and B: needs 2 devices"
 
 
 @pytest.mark.parametrize("name", ["machine", "model"])
@@ -99,7 +94,7 @@ def test_another_machine_or_model_is_refused(name: str, tmp_path: Path) -> None:
     before = write_runs(tmp_path / "before", [1.0])
     after = write_runs(tmp_path / "after", [1.0], **{name: "another"})
     with pytest.raises(UsageError, match=f"not comparable, different {name}: .*; another"):
-        compared(tmp_path, before, after)
+        compared(before, after)
 
 
 def test_runs_of_one_side_must_be_alike(tmp_path: Path) -> None:
