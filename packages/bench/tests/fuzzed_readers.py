@@ -3,18 +3,23 @@
 import json
 from pathlib import Path
 
-from assay.files import file_digest, write_sealed
+from assay.files import read_sealed, write_sealed
 from assay.runs.results import read_verdict
 from assay_bench.comparing import Terms, compare
-from assay_bench.comparison_files import MARKDOWN_FILE, accept, compare_folders, comparison_as_json
+from assay_bench.comparison_files import (
+    MARKDOWN_FILE,
+    accept,
+    read_sides,
+    verdict_of,
+    write_comparison,
+)
 from assay_bench.lm_eval_files import read_evaluation, write_manifest
 from assay_bench.run_tasks import load_task, read_suite
 from assay_bench.tuning.rank_tasks import read_texts
 from assay_bench.tuning.records import (
-    LOSSES_FILE,
     RECORD_FILE,
+    TuningRecord,
     read_recipe,
-    read_tuning,
 )
 from assay_bench.tuning.running import judge_tunings
 from packages.bench.tests.unit.sample_evaluations import evaluation, item, task
@@ -84,7 +89,7 @@ def _compare_with_itself(folder: Path) -> object:
     """Read an evaluation and compare it, as `assay bench compare` does."""
     found = read_evaluation(folder, {"choices": "source"})
     comparison = compare(found, found, Terms(accuracy=0.02))
-    return comparison, comparison_as_json(comparison)
+    return comparison, verdict_of(comparison).to_json()
 
 
 def _write_own_evaluation(folder: Path) -> None:
@@ -105,22 +110,17 @@ def _write_baseline(folder: Path) -> None:
 
 def _compare_baselines(folder: Path) -> object:
     base = folder / "base.json"
-    compare_folders(base, base, Terms(accuracy=0.02), {}, folder)
+    write_comparison(*read_sides(base, base, {}), Terms(accuracy=0.02), folder)
     text = (folder / MARKDOWN_FILE).read_text(encoding="utf-8")
     return text, read_verdict(folder).levels
 
 
 def _write_tuning(folder: Path) -> None:
-    made = tuning(3.0, 2.0)
-    (folder / LOSSES_FILE).write_text(
-        "".join(line.model_dump_json() + "\n" for line in made.losses)
-    )
-    digest = {"losses_digest": file_digest(folder / LOSSES_FILE)}
-    write_sealed(folder / RECORD_FILE, made.record.model_copy(update=digest))
+    write_sealed(folder / RECORD_FILE, tuning(3.0, 2.0))
 
 
 def _judge_tuning(folder: Path) -> object:
-    read = read_tuning(folder)
+    read = read_sealed(TuningRecord, folder / RECORD_FILE)
     return read, judge_tunings([read])
 
 
@@ -145,8 +145,8 @@ def _write_recipe(folder: Path) -> None:
 
 
 def _read_recipe(folder: Path) -> object:
-    read = read_recipe(str(folder / "recipe.toml"))
-    return read.recipe.hash, read_texts(read.recipe, read.folder)
+    recipe, sources = read_recipe(str(folder / "recipe.toml"))
+    return recipe.hash, read_texts(recipe, sources)
 
 
 READERS = (

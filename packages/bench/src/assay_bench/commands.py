@@ -62,14 +62,6 @@ _Metrics = Annotated[
     list[str] | None,
     Option("Judge only this metric of a task or group; repeatable. Default: all.", "TASK=METRIC"),
 ]
-_Movement = Annotated[
-    float | None,
-    Option(
-        "Both sides must be the same model: largest root mean square change of"
-        " log-probabilities, per byte.",
-        "NATS",
-    ),
-]
 
 
 @app.command()
@@ -157,19 +149,13 @@ def ab(
     from assay_bench.performance import running
     from assay_bench.performance.records import choose_suites, make_request
 
-    for path in environments:
-        running.refuse_other_run(path)
     chosen = choose_suites(suite or [])
-    sides, took_turns = environments, not any(map(running.find_stored, environments))
-    if not took_turns:
-        runs = running.read_sides(*sides)
-        folder = RunFolder.create("bench ab", output).path
-    else:
-        request = make_request(chosen, run, model)
+    took_turns = not any(map(running.find_stored, environments))
+    open_folder = RunFolder.resume if took_turns else RunFolder.create
+    folder, sides = open_folder("bench ab", output).path, environments
+    if took_turns:
         running.require_blocks(blocks)
-        for path in environments:
-            running.find_python(path)
-        folder = RunFolder.resume("bench ab", output).path
+        request = make_request(chosen, run, model)
         with open_progress() as progress:
             sides = running.measure_environments(
                 environments,
@@ -178,7 +164,7 @@ def ab(
                 folder=folder.resolve(),
                 progress=progress,
             )
-        runs = running.read_sides(*sides)
+    runs = running.read_sides(*sides)
     verdict, rows = running.compare_sides(
         runs, environments, suites=chosen, margin=margin, took_turns=took_turns
     )
@@ -266,7 +252,6 @@ def run(  # noqa: PLR0913 - one for each option
     from assay_bench.tuning.records import require_decoder
 
     chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
-    run_tasks.require_known_tasks(chosen.tasks)
     if num_fewshot is not None:
         chosen = chosen.model_copy(update={"fewshot": num_fewshot})
     settings = run_tasks.Settings(
@@ -330,10 +315,10 @@ def tune(
     from assay_bench.tuning.records import read_recipe
     from assay_bench.tuning.running import open_folder, run_tunings
 
-    recipe_file = read_recipe(recipe, run)
-    folder = open_folder(recipe_file, output)
+    read, sources = read_recipe(recipe, run)
+    folder = open_folder(read, output)
     with open_progress() as progress:
-        run_tunings(recipe_file, folder, progress)
+        run_tunings(read, sources, folder, progress)
     finish(folder, as_json=as_json)
 
 
@@ -385,7 +370,6 @@ def compare(  # noqa: PLR0913 - one for each option
     ] = None,
     margin: _Margin = None,
     margin_nats: _MarginNats = None,
-    movement: _Movement = None,
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -400,11 +384,16 @@ def compare(  # noqa: PLR0913 - one for each option
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.ending import end_with
+    from assay.files import validate_record
     from assay.runs import RunFolder
+    from assay_bench.comparing import Terms
     from assay_bench.comparison_files import read_sides, write_comparison
     from assay_bench.run_tasks import parse_pairs, read_suite
 
-    changed = _changed_terms({"margin": margin, "margin-nats": margin_nats, "movement": movement})
+    limits = {"accuracy": ("--margin", margin), "log_probability": ("--margin-nats", margin_nats)}
+    given = {limit: one for limit, one in limits.items() if one[1] is not None}
+    for limit, (option, value) in given.items():
+        validate_record(Terms, {limit: value}, option)
     metrics: dict[str, tuple[str, ...]] = {}
     for place, name in parse_pairs("metric", metric or []):
         metrics[place] = (*metrics.get(place, ()), name)
@@ -413,9 +402,9 @@ def compare(  # noqa: PLR0913 - one for each option
     terms, notes = _choose_terms(was, now, suite)
     if base.resolve() == candidate.resolve():
         notes.append("BASE and CANDIDATE are the same: nothing was compared with anything else")
-    options = {limit: f"--{option}" for option, limit in _TERMS.items() if limit in changed}
+    changed: dict[str, Any] = {limit: value for limit, (_, value) in given.items()}
     changed |= {"metrics": terms.metrics | metrics, "tasks": tuple(task or ())}
-    changed |= {"sources": terms.sources | options}
+    changed["sources"] = terms.sources | {limit: option for limit, (option, _) in given.items()}
     folder = RunFolder.create("bench compare", output).path
     write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
@@ -428,10 +417,9 @@ def accept(
     baseline: Annotated[Path, Option("File to write.", "BASELINE.json")],
     *,
     suite: _JudgingSuite = None,
-    name: Annotated[
-        str | None, Option("Model name in reports. Default: from the run.", "TEXT", group="Record")
+    approved_by: Annotated[
+        str | None, Option("Who approves the baseline.", "NAME", group="Record")
     ] = None,
-    approved_by: Annotated[str | None, Option("Who approves the baseline.", "NAME")] = None,
     reason: Annotated[
         str | None,
         Option("Required if the run is worse or far better than the old baseline.", "TEXT"),
@@ -443,24 +431,17 @@ def accept(
 
     Exit code: 0; 2 usage or environment error, or a missing reason.
     """
-    from dataclasses import replace
-
     from assay_bench.comparison_files import accept as accept_evaluation
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.run_tasks import read_suite
 
     found = read_evaluation(evaluation, read_suite(suite).clusters if suite else None)
     terms, _ = _choose_terms(found, found, suite)
-    if name is not None:
-        found = replace(found, name=name)
     outcome = "replaced" if baseline.is_file() else "accepted"
     path = accept_evaluation(found, baseline, terms, by=approved_by, reason=reason)
     approval = "" if approved_by else "; approved by nobody: --approved-by NAME"
     print_error(f"{outcome}: {len(found.tasks)} tasks{approval}")
     print_text(path)
-
-
-_TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}
 
 
 def _choose_terms(
@@ -472,15 +453,3 @@ def _choose_terms(
 
     given = read_suite(suite).recorded if suite else None
     return choose_terms(base, candidate, given, read_suite("offline").recorded)
-
-
-def _changed_terms(given: dict[str, float | None]) -> dict[str, Any]:
-    """Return the terms that options change."""
-    from assay.errors import UsageError
-
-    for option, value in given.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{option} {value:g}: must be finite and greater than 0")
-        if option == "margin" and value is not None and value >= 1:
-            raise UsageError(f"--margin {value:g}: must be below 1; 0.02 is 2 points of accuracy")
-    return {_TERMS[name]: value for name, value in given.items() if value is not None}

@@ -1,8 +1,8 @@
 """Compares two evaluations item by item: worse, not worse, or too few items to decide. Imports no torch.
 
-Items are paired by the content of their documents. Each task has a measure for every metric with values per item; one
-for the log-probability of right answers, which detects far smaller changes; and, if both sides must be the same
-model, one for how far these moved. The items of several tasks are pooled for each group and for all tasks.
+Items are paired by the content of their documents. Each task has a measure for every metric with values per item, and
+one for the log-probability of right answers, which detects far smaller changes. The items of several tasks are pooled
+for each group and for all tasks.
 
 A measure passes if a drop of the margin is excluded, even if it is significantly worse: the margin is the drop that is
 acceptable. Otherwise it fails if it is significantly worse, and is underpowered if not. A failure's p-value is corrected
@@ -52,11 +52,6 @@ class Terms(Record):
     """Drop in accuracy, as a share of the items."""
     log_probability: _Positive = 0.01
     """Drop in the log-probability of right answers, in nats per byte."""
-    movement: _Positive | None = None
-    """Root mean square change of right answers' log-probabilities, in nats per byte.
-
-    None: the candidate may be another model that is as good.
-    """
     tasks: tuple[str, ...] = ()
     """The tasks or groups to judge; all if empty."""
     metrics: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -122,10 +117,6 @@ def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
     return [(item, others[item.key]) for item in base.items]
 
 
-def _is_flip(pair: Pair) -> bool:
-    return {one.right for one in pair} == {True, False}
-
-
 def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
     yield from _differing(base.asked, candidate.asked)
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
@@ -150,10 +141,6 @@ _MAX_CHARACTERS = 60
 
 
 ALL_TASKS = "all tasks"
-MOVEMENT = "movement"
-# Movements, if they are judged, and all other measures share the significance equally.
-_NUM_SHARES = 2
-
 _Problem = tuple[Outcome, str]
 
 
@@ -163,7 +150,7 @@ class Measure:
 
     name: str
     kind: str
-    """That of the score, or movement."""
+    """That of the score."""
     base: float
     candidate: float
     difference: float
@@ -174,6 +161,8 @@ class Measure:
     confidence: float
     """That of the interval from `low` to `high`."""
     margin: float
+    differences: Differences
+    """Of the paired items, positive if the candidate is better."""
     num_items: int
     p_worse: float
     """After judging, adjusted for all measures."""
@@ -260,26 +249,25 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         if (problem := _refusal(task, candidate.tasks.get(name), of_all))
     ]
     unmatched = {one.name for one in tasks}
-    num_movements = sum(LOG_PROBABILITY in task.all_scores() for task in base.tasks.values())
-    columns: dict[str, list[_Column]] = {}
+    measured: dict[str, TaskComparison] = {}
     unjudged: dict[str, str] = {}
     for name, task in base.tasks.items():
         if name in unmatched:
             continue
         nothing = _without_right_answer(task)
-        measured, columns[name] = _measured(task, candidate.tasks[name], terms, num_movements)
-        if nothing and not measured.measures and measured.problem is None:
+        found = measured[name] = _measured(task, candidate.tasks[name], terms)
+        if nothing and not found.measures and found.problem is None:
             unjudged[name] = nothing
         else:
             of_tasks += [(name, nothing)] * bool(nothing)
-            tasks.append(measured)
+            tasks.append(found)
     members = {f"group {name}": tasks_ for name, tasks_ in base.groups.items()}
-    if len(columns) > 1 and all(len(names) < len(columns) for names in members.values()):
-        members[ALL_TASKS] = tuple(columns)
+    if len(measured) > 1 and all(len(names) < len(measured) for names in members.values()):
+        members[ALL_TASKS] = tuple(measured)
     pools = [
         TaskComparison(name, Outcome.PASS, measures, members=names)
         for name, names in members.items()
-        if (measures := _pooled([columns.get(one, []) for one in names], terms))
+        if (measures := _pooled([measured[one] for one in names if one in measured], terms))
     ]
     judged_tasks, judged_pools = _judge(tasks, pools, terms)
     return EvaluationComparison(
@@ -381,56 +369,10 @@ def _find_tasks(base: Evaluation, what: str, given: str) -> list[str]:
     return tasks
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """The paired values of one measure."""
-
-    name: str
-    kind: str
-    base: float
-    candidate: float
-    differences: Differences
-    """Positive if the candidate is better."""
-    margin: float
-    source: str
-    higher_is_better: bool
-    num_clusters: int | None
-    num_documents: int | None
-
-    def measure(self, terms: Terms) -> Measure:
-        given, sign = self.differences, 1 if self.higher_is_better else -1
-        bounds = given.lower_bound(terms.significance), given.upper_bound(terms.significance)
-        low, high = sorted(sign * bound for bound in bounds)
-        return Measure(
-            name=self.name,
-            kind=self.kind,
-            base=self.base,
-            candidate=self.candidate,
-            difference=sign * given.mean + 0.0,  # not -0.0
-            low=low,
-            high=high,
-            confidence=1 - 2 * terms.significance,
-            margin=self.margin,
-            source=self.source,
-            num_items=given.num_items,
-            p_worse=p_worse(given),
-            p_not_inferior=p_not_inferior(given, self.margin),
-            higher_is_better=self.higher_is_better,
-            items_needed=_needed(given, self.margin, terms),
-            num_clusters=self.num_clusters,
-            num_documents=self.num_documents,
-        )
-
-
-def _measured(
-    base: TaskResult, candidate: TaskResult, terms: Terms, num_movements: int
-) -> tuple[TaskComparison, list[_Column]]:
-    """Return the measures of a task before they are judged, and their values.
-
-    num_movements: tasks of which the movement is judged.
-    """
+def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComparison:
+    """Return the measures of a task before they are judged."""
     pairs = pairs_of(base, candidate)
-    flips = [pair for pair in pairs if base.metric == candidate.metric and _is_flip(pair)]
+    same = base.metric == candidate.metric
     place_of = {item.key: place for place, item in enumerate(candidate.items)}
     places = [place_of[item.key] for item in base.items]
     theirs = candidate.all_scores()
@@ -441,7 +383,6 @@ def _measured(
     ):
         if task.num_nan_calls:
             problems.append((outcome, f"{side}: {task.nan_calls_in_words}"))
-    columns: list[_Column] = []
     measures: list[Measure] = []
     for name, was in base.all_scores().items():
         if name not in theirs:
@@ -462,23 +403,19 @@ def _measured(
         ]
         if not values or _cannot_drop(was):
             continue
-        columns.append(_column(name, was, values, terms, base.num_documents))
-        if name == LOG_PROBABILITY and terms.movement is not None:
-            measures.append(_movement(values, terms, num_movements, base.num_documents))
-    measures = [*(column.measure(terms) for column in columns), *measures]
+        measures.append(_measure(name, was, values, terms, base.num_documents))
     if not measures and not problems and not _without_right_answer(base):
         problem = "the task has neither a metric with values nor log-probabilities of right answers"
         problems.append((Outcome.NOT_COMPARED, problem))
-    comparison = TaskComparison(
+    return TaskComparison(
         base.name,
         overall_outcome([Outcome.PASS, *(outcome for outcome, _ in problems)]),
         tuple(measures),
         problem="; ".join(problem for _, problem in problems) or None,
         is_non_finite=any(outcome is Outcome.FAIL for outcome, _ in problems),
-        lost=tuple(pair for pair in flips if pair[0].right),
-        gained=tuple(pair for pair in flips if pair[1].right),
+        lost=tuple(pair for pair in pairs if same and pair[0].right and pair[1].right is False),
+        gained=tuple(pair for pair in pairs if same and pair[1].right and pair[0].right is False),
     )
-    return comparison, columns
 
 
 def _unjudged_drops(base: TaskResult, candidate: TaskResult) -> Iterator[_Problem]:
@@ -522,110 +459,89 @@ _Values = Sequence[tuple[Item, float, float]]
 """Each item of the base, with the values of base and candidate."""
 
 
-def _column(
+def _measure(
     name: str, score: Score, values: _Values, terms: Terms, num_documents: int | None
-) -> _Column:
+) -> Measure:
     sign = 1 if score.higher_is_better else -1
-    changes = [sign * (now - was) for _, was, now in values]
-    nats = score.kind == "nats per byte"
-    found = Differences.of(
-        changes,
+    differences = Differences.of(
+        [sign * (now - was) for _, was, now in values],
         clusters_of([item for item, *_ in values]),
         largest=1.0 if score.kind == "yes-no" else None,
     )
-    return _Column(
+    clusters = {item.cluster for item, *_ in values}
+    nats = score.kind == "nats per byte"
+    margin = terms.log_probability if nats else terms.accuracy * score.scale
+    return Measure(
         name=name,
         kind=score.kind,
         base=fmean(was for _, was, _ in values),
         candidate=fmean(now for *_, now in values),
-        differences=found,
-        margin=terms.log_probability if nats else terms.accuracy * score.scale,
+        margin=margin,
         source=terms.sources.get("log_probability" if nats else "accuracy", ""),
         higher_is_better=score.higher_is_better,
-        num_clusters=_num_clusters(values),
+        num_clusters=len(clusters) if all(clusters) else None,
         num_documents=num_documents,
+        **_test(differences, terms, margin, sign),
     )
 
 
-def _movement(
-    values: _Values, terms: Terms, num_movements: int, num_documents: int | None
-) -> Measure:
-    """Measure the root mean square of the differences, with an interval that decides.
-
-    The lower bound allows for the movements of all tasks (Bonferroni), which have half of the significance.
-    """
-    allowed = terms.movement or 0.0
-    squares = Differences.of(
-        [(now - was) ** 2 for _, was, now in values], clusters_of([item for item, *_ in values])
+def _test(differences: Differences, terms: Terms, margin: float, sign: int) -> dict[str, Any]:
+    """Return the fields of a measure that follow from its differences. sign: -1 if lower is better."""
+    bounds = (
+        differences.lower_bound(terms.significance),
+        differences.upper_bound(terms.significance),
     )
-    tail = terms.significance / _NUM_SHARES / num_movements
-    bounds = squares.lower_bound(tail), squares.upper_bound(terms.significance)
-    low, high = (max(0.0, bound) ** 0.5 for bound in bounds)
-    moved = max(0.0, squares.mean) ** 0.5
-    p = p_not_inferior(squares, -(allowed**2)) * _NUM_SHARES * num_movements
-    # A larger movement needs no more items to be found, and cannot be excluded.
-    is_smaller = moved < allowed
-    return Measure(
-        name=MOVEMENT,
-        kind=MOVEMENT,
-        base=0.0,
-        candidate=moved,
-        difference=moved,
-        low=low,
-        high=high,
-        confidence=1 - tail - terms.significance,
-        margin=allowed,
-        source=terms.sources.get("movement", ""),
-        num_items=squares.num_items,
-        p_worse=min(1.0, p),
-        p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),
-        higher_is_better=False,
-        items_needed=_needed(squares.mirrored(), allowed**2, terms) if is_smaller else None,
-        num_clusters=_num_clusters(values),
-        num_documents=num_documents,
-    )
+    low, high = sorted(sign * bound for bound in bounds)
+    needed = items_needed(differences, margin, terms.significance, terms.power)
+    return {
+        "differences": differences,
+        "difference": sign * differences.mean + 0.0,  # not -0.0
+        "low": low,
+        "high": high,
+        "confidence": 1 - 2 * terms.significance,
+        "num_items": differences.num_items,
+        "p_worse": p_worse(differences),
+        "p_not_inferior": p_not_inferior(differences, margin),
+        # An equally good candidate may need no more items: this one's difference is why.
+        "items_needed": needed if needed > differences.num_items else None,
+    }
 
 
-def _pooled(parts: Sequence[Sequence[_Column]], terms: Terms) -> tuple[Measure, ...]:
+def _pooled(members: Iterable[TaskComparison], terms: Terms) -> tuple[Measure, ...]:
     """Return a measure for each that several tasks have, over the items of all of them."""
-    alike: dict[tuple[str, str, float, bool], list[_Column]] = {}
-    for column in (column for part in parts for column in part):
-        key = (column.name, column.kind, column.margin, column.higher_is_better)
-        alike.setdefault(key, []).append(column)
+    alike: dict[tuple[str, str, float, bool], list[Measure]] = {}
+    for one in (measure for member in members for measure in member.measures):
+        key = (one.name, one.kind, one.margin, one.higher_is_better)
+        alike.setdefault(key, []).append(one)
     found = []
-    for columns in (columns for columns in alike.values() if len(columns) > 1):
-        sizes = [column.differences.num_items for column in columns]
+    for measures in (measures for measures in alike.values() if len(measures) > 1):
+        first, sizes = measures[0], [one.num_items for one in measures]
         base, candidate = (
-            float(np.average([getattr(column, side) for column in columns], weights=sizes))
+            float(np.average([getattr(one, side) for one in measures], weights=sizes))
             for side in ("base", "candidate")
         )
-        joined = Differences.pooled(column.differences for column in columns)
+        joined = Differences.pooled(one.differences for one in measures)
+        sign = 1 if first.higher_is_better else -1
         pool = replace(
-            columns[0],
+            first,
             base=base,
             candidate=candidate,
-            differences=joined,
+            is_pooled=True,
             num_clusters=None,
             num_documents=None,
+            **_test(joined, terms, first.margin, sign),
         )
-        found.append(replace(pool.measure(terms), is_pooled=True))
+        found.append(pool)
     return tuple(found)
 
 
 def _judge(
     tasks: Sequence[TaskComparison], pools: Sequence[TaskComparison], terms: Terms
 ) -> tuple[tuple[TaskComparison, ...], tuple[TaskComparison, ...]]:
-    moved = any(measure.name == MOVEMENT for one in tasks for measure in one.measures)
-    shares = _NUM_SHARES if moved else 1
     groups = [pool for pool in pools if pool.name != ALL_TASKS]
     suite = [pool for pool in pools if pool.name == ALL_TASKS]
     layers = [
-        {
-            (one.name, measure.name): min(1.0, shares * measure.p_worse)
-            for one in compared
-            for measure in one.measures
-            if measure.name != MOVEMENT
-        }
+        {(one.name, measure.name): measure.p_worse for one in compared for measure in one.measures}
         for compared in (tasks, groups, suite)
     ]
     adjusted = holm_in_layers(layers)
@@ -635,12 +551,12 @@ def _judge(
         measures = []
         for one in given.measures:
             key = given.name, one.name
-            measure = replace(one, p_worse=adjusted[layer].get(key, one.p_worse))
+            measure = replace(one, p_worse=adjusted[layer][key])
             if measure.p_not_inferior < terms.significance:
                 measure = replace(measure, judged=Outcome.PASS, items_needed=None)
             elif measure.p_worse < terms.significance:
                 measure = replace(measure, judged=Outcome.FAIL, items_needed=None)
-            elif layer == 0 and among_tasks.get(key, 0.0) >= 1 - terms.power:
+            elif layer == 0 and among_tasks[key] >= 1 - terms.power:
                 # One of the tasks of an equal candidate drops by more with a chance of 1 - power.
                 measure = replace(measure, pool=passing.get(key))
             measures.append(measure)
@@ -656,15 +572,3 @@ def _judge(
         passing |= {(member, name): pool.name for member in pool.members for name in passed}
     judged_tasks = tuple(judged(0, task) for task in tasks)
     return judged_tasks, tuple(judged_pools)
-
-
-def _needed(given: Differences, margin: float, terms: Terms) -> int | None:
-    """Return None if an equally good candidate needs no more items: this one's difference is why."""
-    needed = items_needed(given, margin, terms.significance, terms.power)
-    return needed if needed > given.num_items else None
-
-
-def _num_clusters(values: _Values) -> int | None:
-    """Return None if the items are not in clusters."""
-    found = {item.cluster for item, *_ in values}
-    return len(found) if all(found) else None

@@ -1,11 +1,11 @@
-"""The files that `assay bench compare` writes: verdict, JSON and Markdown; and baselines, with who accepted them."""
+"""The files that `assay bench compare` writes: verdict and questions; and baselines, with who accepted them."""
 
 import json
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,6 @@ from assay.runs import provenance
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Record, Unmatched, Verdict
 from assay_bench.comparing import (
-    MOVEMENT,
     EvaluationComparison,
     Measure,
     Pair,
@@ -161,18 +160,10 @@ def _better_by_margin(reversed_: EvaluationComparison) -> str:
     )
 
 
-JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
+MARKDOWN_FILE = "comparison.md"
 
-_FLIPS_SHOWN = 5
 _MOST_CHARACTERS = 120
 _LEAST_DECIMALS, _MOST_DECIMALS = 4, 8
-
-
-def compare_folders(
-    base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
-) -> EvaluationComparison:
-    """Compare two folders or baselines and write verdict, JSON and Markdown."""
-    return write_comparison(*read_sides(base, candidate, clusters), terms, folder)
 
 
 def read_sides(
@@ -206,7 +197,6 @@ def write_comparison(
     """Compare two evaluations and write verdict, JSON and Markdown, with these notes first."""
     found = compare(was, now, terms)
     found = replace(found, notes=(*notes, *found.notes))
-    write_whole(folder / JSON_FILE, comparison_as_json(found))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     verdict = verdict_of(found)
     if verdict.verdict is Outcome.FAIL and any(task.lost for task in found.tasks):
@@ -323,12 +313,6 @@ def measure_in_words(measure: Measure) -> str:
         f" {_number(measure, measure.low, '+')} to {_number(measure, measure.high, '+')}): "
     )
     margin = _margin_in_words(measure)
-    if measure.name == MOVEMENT:
-        return (
-            f"{term}movement {_number(measure, measure.candidate)} nats per byte"
-            f" ({measure.confidence:.1%} interval {_number(measure, measure.low)} to {_number(measure, measure.high)}):"
-            f" {_movement_in_words(measure, margin)}"
-        )
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
     drop = "drop" if measure.higher_is_better else "rise"
     if measure.judged is Outcome.FAIL:
@@ -344,8 +328,7 @@ def measure_in_words(measure: Measure) -> str:
         return f"{values}a {drop} of {margin} is excluded{by}"
     instead = f", but {measure.pool} can" if measure.pool else ""
     return (
-        f"{values}{items} cannot exclude a {drop} of {margin}{instead}"
-        f"{_needed_in_words(measure, 'if the candidate is as good')}"
+        f"{values}{items} cannot exclude a {drop} of {margin}{instead}{_needed_in_words(measure)}"
     )
 
 
@@ -363,10 +346,9 @@ def _items_in_words(measure: Measure) -> str:
     return f"{measure.num_items:,} items{clusters}"
 
 
-def _needed_in_words(measure: Measure, condition: str) -> str:
+def _needed_in_words(measure: Measure) -> str:
+    condition = "if the candidate is as good"
     needed, available = measure.items_needed, measure.num_documents
-    if needed is None and measure.name == MOVEMENT and measure.candidate >= measure.margin:
-        return ": it may be more"
     if needed is None:
         return f", though they usually would {condition}"
     if available is not None and needed > available:
@@ -376,17 +358,6 @@ def _needed_in_words(measure: Measure, condition: str) -> str:
         )
     limit = "" if measure.is_pooled else f" (--limit {needed} on both sides)"
     return f"; about {needed:,} would{limit} {condition}"
-
-
-def _movement_in_words(measure: Measure, margin: str) -> str:
-    if measure.judged is Outcome.FAIL:
-        return f"more than {margin}, so it is a different model (p = {measure.p_worse:.2g})"
-    if measure.judged is Outcome.PASS:
-        return f"less than {margin}"
-    return (
-        f"{_items_in_words(measure)} cannot decide if this is less than {margin}"
-        f"{_needed_in_words(measure, 'if the models are the same')}"
-    )
 
 
 def _level_of(task: TaskComparison) -> LevelResult:
@@ -447,115 +418,45 @@ def _decimals(values: Sequence[float], least: int) -> int:
     return min(max(-math.floor(math.log10(smallest)), least), _MOST_DECIMALS)
 
 
-def comparison_as_json(comparison: EvaluationComparison) -> str:
-    """Format comparison.json: every measure, and every item that only one side got right."""
-    record = {
-        "schema": 1,
-        "verdict": comparison.judged,
-        "base": comparison.base.name,
-        "candidate": comparison.candidate.name,
-        "terms": comparison.terms.model_dump(),
-        "unjudged": dict(comparison.unjudged),
-        "notes": list(comparison.notes),
-        "pools": [_task(pool) for pool in comparison.pools],
-        "tasks": [_task(task) for task in comparison.tasks],
-    }
-    return seal(record)
-
-
-def _task(task: TaskComparison) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "verdict": task.judged,
-        "problem": task.problem,
-        "measures": [_measure(one) for one in task.measures],
-        "lost": [_flip(pair) for pair in task.lost],
-        "gained": [_flip(pair) for pair in task.gained],
-    }
-
-
-def _measure(measure: Measure) -> dict[str, Any]:
-    fields = asdict(measure)
-    return {"verdict": fields.pop("judged")} | fields | {"reason": measure_in_words(measure)}
-
-
-def _flip(pair: Pair) -> dict[str, str]:
-    base, candidate = pair
-    return {
-        "key": candidate.key,
-        "question": candidate.question or base.question,
-        "target": candidate.target or base.target,
-        "base": base.answer,
-        "candidate": candidate.answer,
-    }
-
-
 def comparison_as_markdown(comparison: EvaluationComparison) -> str:
-    """Format the measures as a table, the reasons, and items that only one side got right."""
+    """Format the items that only one side got right. The verdict holds the measures."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
 def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
     yield f"### {comparison.judged}: {sides}"
-    yield ""
-    yield f"| task | {' | '.join(_COLUMNS)} |"
-    yield f"|---|{'---|' * len(_COLUMNS)}"
-    for task in comparison.parts:
-        name = escape_markdown(task.name)
-        if task.problem:
-            yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
-        for one in task.measures:
-            yield f"| {name} | {' | '.join(map(escape_markdown, _cells(one).values()))} |"
-    for name, reason in comparison.unjudged.items():
-        yield f"| {escape_markdown(name)} | {escape_markdown(reason)} | | | | | | | |"
-    yield ""
-    yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
-    for task in comparison.parts:
-        measures = (f"{task.name}: {measure_in_words(measure)}" for measure in task.measures)
-        yield from (f"- {escape_markdown(measure)}" for measure in measures)
     for task in comparison.tasks:
-        yield from _flips(task)
-
-
-_COLUMNS = (
-    "measure", "base", "candidate", "difference", "interval", "margin", "items", "verdict",
-)  # fmt: skip
+        for what, pairs in (("lost", task.lost), ("gained", task.gained)):
+            if pairs:
+                yield from ("", f"#### {escape_markdown(task.name)}: {len(pairs)} {what}", "")
+                yield from map(_flip_line, pairs)
 
 
 def _cells(measure: Measure) -> dict[str, str]:
-    """Return the line of a measure in every table, by column."""
-    values = (
-        _name_in_words(measure),
-        f"{measure.base:.4g}",
-        f"{measure.candidate:.4g}",
-        f"{measure.difference:+.3g}",
-        f"{measure.low:+.3g} to {measure.high:+.3g} ({measure.confidence:.1%})",
-        _with_source(f"{measure.margin:g}", measure),
-        _items_in_words(measure).replace(" items", ""),
-        measure.judged.value,
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _flips(task: TaskComparison) -> Iterator[str]:
-    for what, pairs in (("lost", task.lost), ("gained", task.gained)):
-        if not pairs:
-            continue
-        yield ""
-        yield f"<details><summary>{escape_markdown(task.name)}: {len(pairs)} {what}</summary>"
-        yield ""
-        yield from map(_flip_line, pairs[:_FLIPS_SHOWN])
-        if (more := len(pairs) - _FLIPS_SHOWN) > 0:
-            yield f"- and {more} more in comparison.json"
-        yield ""
-        yield "</details>"
+    """Return the line of a measure in the report, by column."""
+    return {
+        "measure": _name_in_words(measure),
+        "base": f"{measure.base:.4g}",
+        "candidate": f"{measure.candidate:.4g}",
+        "difference": f"{measure.difference:+.3g}",
+        "interval": f"{measure.low:+.3g} to {measure.high:+.3g} ({measure.confidence:.1%})",
+        "margin": _with_source(f"{measure.margin:g}", measure),
+        "items": _items_in_words(measure).replace(" items", ""),
+        "verdict": measure.judged.value,
+    }
 
 
 def _flip_line(pair: Pair) -> str:
-    shown = {name: _shown(text) for name, text in _flip(pair).items()}
-    base = f" base: {shown['base']}," if pair[0].answer else ""  # a baseline has no texts
-    return f"- {shown['question']} right: {shown['target']},{base} candidate: {shown['candidate']}"
+    base, candidate = pair
+    texts = {
+        "": candidate.question or base.question,
+        "right: ": candidate.target or base.target,
+        "base: ": base.answer,
+        "candidate: ": candidate.answer,
+    }
+    # A baseline has no texts.
+    return f"- {', '.join(f'{name}{_shown(text)}' for name, text in texts.items() if text)}"
 
 
 def _shown(text: str) -> str:

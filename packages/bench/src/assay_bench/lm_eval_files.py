@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import softmax
@@ -98,14 +98,6 @@ class _Results(BaseModel):
     model_name: str | None = None
     ours: dict[str, Any] = Field(default_factory=dict, alias="assay")
     """Fields that `assay bench run` adds."""
-
-    @model_validator(mode="after")
-    def _require_nan_calls(self) -> Self:
-        if self.ours and type(self.ours.get("num_nan_calls")) is not int:
-            raise ValueError(
-                "assay.num_nan_calls is missing: evaluate with `assay bench run` again"
-            )
-        return self
 
 
 class Manifest(Record):
@@ -306,20 +298,18 @@ def _result_of_filter(
         reason = "the samples do not say which option is right"
         unjudged[LOG_PROBABILITY] = UnjudgedMetric(value=None, higher_is_better=True, reason=reason)
         options = [None] * len(samples)
-    items = []
-    for number, (sample, request, option) in enumerate(
-        zip(samples, requests, options, strict=True), 1
-    ):
-        with _named(file, number):
-            items.append(
-                Item(
-                    key=str(sample["doc_hash"])[:_HASH_LENGTH],
-                    prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
-                    target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
-                    cluster=None if cluster is None else _cluster_of(sample, cluster, name, number),
-                    **_answers(sample, kind, request, option),
-                )
-            )
+    items = [
+        Item(
+            key=str(sample["doc_hash"])[:_HASH_LENGTH],
+            prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
+            target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
+            cluster=None if cluster is None else _cluster_of(sample, cluster, name, number),
+            **_answers(sample, kind, request, option),
+        )
+        for number, (sample, request, option) in enumerate(
+            zip(samples, requests, options, strict=True), 1
+        )
+    ]
     answers = scores[metric].values if metric is not None else [None] * len(groups)
     best = float(metric is not None and scores[metric].higher_is_better)
     num_repeats = len(samples) - len(groups)

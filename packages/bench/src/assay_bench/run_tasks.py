@@ -4,7 +4,6 @@ Documents of the offline tasks depend only on the version of Python. They contai
 that no micro model was trained on. `source` names the piece of text of an item: items of one piece form a cluster.
 """
 
-import fnmatch
 import json
 import os
 import random
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,31 +203,6 @@ _YAML = (".yaml", ".yml")
 def make_task_error(task: str, problem: str) -> UsageError:
     """Make the error for a task."""
     return UsageError(f"task {task}: {problem}")
-
-
-# Files without suffix are templates, which define groups.
-_TASK_SUFFIXES = ("", *_YAML)
-_WORD_OF_YAML = re.compile(rb"[^\s\"',\[\]{}]+")
-_TASK_NAME = re.compile(rb"^(?:task|group|tag):\s*([^\s\"'\[]+)\s*$", re.MULTILINE)
-
-
-def require_known_tasks(tasks: Iterable[str]) -> None:
-    """Raise UsageError for a name that occurs in no task file of lm-eval. Takes a second, and imports no lm-eval."""
-    names = [task for task in tasks if task not in TASKS and not task.endswith(_YAML)]
-    package = find_spec("lm_eval") if names else None
-    if package is None or package.origin is None:
-        return
-    words: set[bytes] = set()
-    known: set[bytes] = set()
-    for folder, _, files_ in os.walk(Path(package.origin).parent / "tasks"):
-        for file in files_:
-            if Path(file).suffix in _TASK_SUFFIXES:
-                text = Path(folder, file).read_bytes()
-                words.update(_WORD_OF_YAML.findall(text))
-                known.update(_TASK_NAME.findall(text))
-    for name in names:
-        if name.encode() not in words and not fnmatch.filter(words, name.encode()):
-            raise make_unknown_task_error(name, [os.fsdecode(one) for one in known])
 
 
 def make_unknown_task_error(name: str, known: Iterable[str]) -> UsageError:

@@ -6,7 +6,7 @@ from assay.api.verdict import CheckedVerdict
 from assay.runs import Progress, RunFolder
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, overall_outcome
-from assay_bench.comparison_files import compare_folders
+from assay_bench.comparison_files import read_sides, write_comparison
 from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import judge_scores
 from assay_bench.run_tasks import EvaluationRequest, evaluate, read_suite
@@ -26,18 +26,18 @@ def run_self_test(run: str, folder: Path, progress: Progress) -> Outcome:
     Returns: the worst outcome; FAIL for a model that learned too little or is worse, NOT_COMPARED for too few
         items, or other questions than the baselines'.
     """
-    recipe = read_recipe("micro", run)
+    recipe, sources = read_recipe("micro", run)
     tuned = open_folder(recipe, folder / "tuned")
-    learned = run_tunings(recipe, tuned, progress).verdict
+    learned = run_tunings(recipe, sources, tuned, progress).verdict
     CheckedVerdict.publish(tuned)
     if learned is not Outcome.PASS:
         return learned
-    (model,), (seed,) = recipe.recipe.models, recipe.recipe.seeds
+    (model,), (seed,) = recipe.models, recipe.seeds
     judged = [
         _compare_with_baseline(
             way, tuning_folder(tuned, model, way, seed) / MODEL_FOLDER, run, folder, progress
         )
-        for way in recipe.recipe.permutations
+        for way in recipe.permutations
     ]
     return overall_outcome(judged)
 
@@ -57,7 +57,7 @@ def _compare_with_baseline(
     compared = RunFolder.create("bench compare", folder / way / "compared").path
     baseline = _BASELINES / f"micro-llama-{way}.json"
     terms = read_suite("retrained").recorded.judging
-    comparison = compare_folders(baseline, asked, terms, {}, compared)
+    comparison = write_comparison(*read_sides(baseline, asked, {}), terms, compared)
     verdict = CheckedVerdict.publish(compared)
     progress.note(f"{way}: {verdict.headline or verdict.verdict} {compared / 'comparison.md'}")
     return overall_outcome([alone.verdict, comparison.judged])

@@ -49,7 +49,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "counting.yaml").write_text(TASK)
     (folder / "quick.toml").write_text(
         'tasks = ["library-text", "counting.yaml"]\n'
-        "terms = {accuracy = 0.05, log_probability = 0.001, movement = 0.001}\n"
+        "terms = {accuracy = 0.05, log_probability = 0.001}\n"
     )
     (folder / "damage.py").write_text(DAMAGE)
     return folder
@@ -91,8 +91,8 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
         *("--output", str(tmp_path / "run")),
     )
     # Both runs recorded their suite.
-    terms = json.loads((tmp_path / "run" / "comparison.json").read_text())["terms"]
-    assert (terms["accuracy"], terms["movement"]) == (0.05, 0.001)
+    measures = [one for level in verdict["levels"].values() for one in level["measures"]]
+    assert {one["margin"].split()[0] for one in measures} == {"0.05", "0.001"}
     assert not any("margins are" in note for note in verdict["notes"])
     assert "0.001 (suite quick.toml)" in json.dumps(verdict["levels"])
     # So few items can be too few for a FAIL.
@@ -184,7 +184,12 @@ def test_random_weights_do_not_pass_a_task_of_text_alone(tmp_path: Path) -> None
         (
             # The model does not exist either: the names come first.
             ["run", "--task", "cloze", "--task", "nosuchtask", "--model", "absent/model"],
-            "task nosuchtask: lm-eval does not know this name; `lm-eval ls tasks` lists all",
+            "task nosuchtask: lm-eval does not know this name; ",
+        ),
+        (["compare", "a", "b", "--margin", "3"], "--margin: accuracy: it must be less than 1"),
+        (
+            ["compare", "a", "b", "--margin-nats", "-1"],
+            "--margin-nats: log_probability: it must be",
         ),
         (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected NAME=VALUE"),
     ],

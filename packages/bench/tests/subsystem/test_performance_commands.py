@@ -200,7 +200,7 @@ def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None
         (["perf", "--model", "micro:lama"], "unknown recipe 'lama'"),
         (
             ["ab", "absent", "absent"],
-            "absent is not an environment: neither a folder with bin/python",
+            "absent is neither a folder with bin/python, a Python executable, nor a folder with",
         ),
         # Found before the environments are asked for their suites.
         (

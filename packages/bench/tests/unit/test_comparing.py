@@ -20,7 +20,6 @@ from assay_bench.comparing import (
     pairs_of,
 )
 from assay_bench.comparison_files import (
-    comparison_as_json,
     comparison_as_markdown,
     measure_in_words,
     verdict_of,
@@ -68,54 +67,6 @@ def test_log_probabilities_detect_drops_without_lost_answers(
     assert judged(with_log_probabilities(base), with_log_probabilities(now)) is expected
 
 
-@pytest.mark.parametrize(
-    ("moved", "expected", "words"),
-    [
-        (0.0, Outcome.PASS, "): less than 0.001"),
-        (0.0005, Outcome.PASS, "): less than 0.001"),
-        (0.001, Outcome.NOT_COMPARED, "items cannot decide if this is less than 0.001"),
-        (0.002, Outcome.FAIL, "more than 0.001, so it is a different model"),
-    ],
-)
-def test_movement_of_the_same_model_is_limited_in_both_directions(
-    moved: float, expected: Outcome, words: str
-) -> None:
-    base = [-1 + 0.1 * math.sin(n) for n in range(300)]
-    now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
-    sides = evaluation(with_log_probabilities(base)), evaluation(with_log_probabilities(now))
-    found = compare(*sides, TERMS.model_copy(update={"movement": 0.001}))
-    assert found.judged is expected
-    assert words in comparison_as_markdown(found)
-    assert compare(*sides, TERMS).judged is Outcome.PASS
-
-
-def test_the_interval_of_a_movement_decides_and_shows_why() -> None:
-    """One test: an interval on one side of the margin is decided, also beside other tasks and measures."""
-    outcomes = set()
-    for moved in (0.00007, 0.00009, 0.000096, 0.0001, 0.000106, 0.00012, 0.00015):
-        rng = random.Random(5)  # noqa: S311 - reproducible
-        tasks = [
-            replace(with_log_probabilities([-1.0] * 200), name=name) for name in ("a", "b", "c")
-        ]
-        now = [
-            replace(with_log_probabilities([-1 + rng.gauss(0, moved) for _ in range(200)]), name=n)
-            for n in ("a", "b", "c")
-        ]
-        found = compare(
-            evaluation(*tasks), evaluation(*now), TERMS.model_copy(update={"movement": 0.0001})
-        )
-        for one in (one for part in found.tasks for one in part.measures):
-            if one.name != "movement":
-                continue
-            outcomes.add(one.judged)
-            words = measure_in_words(one)
-            low, high = re.findall(r"interval ([\d.]+) to ([\d.]+)\)", words)[0]
-            assert (one.judged is Outcome.FAIL) == (float(low) > 0.0001), words
-            assert (one.judged is Outcome.PASS) == (float(high) < 0.0001), words
-            assert (" would" in words) <= (one.candidate < one.margin), words
-    assert outcomes == set(Outcome)
-
-
 def test_underpowered_reports_the_needed_items() -> None:
     found = compare(evaluation(answered(100, 100)), evaluation(answered(100, 100)), TERMS)
     (measure,) = found.tasks[0].measures
@@ -156,13 +107,12 @@ def simulated(rng: random.Random) -> EvaluationComparison:
     terms = Terms(
         accuracy=rng.choice([0.02, 0.1, 0.3]),
         log_probability=rng.choice([0.003, 0.01, 0.03]),
-        movement=rng.choice([0.003, 0.01, 0.03]),
     )
     return compare(evaluation(task(base)), evaluation(task(candidate)), terms)
 
 
 def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
-    rng = random.Random(0)  # noqa: S311 - reproducible
+    rng = random.Random(4)  # noqa: S311 - reproducible
     told: Counter[str] = Counter()
     for _ in range(400):
         for measure in simulated(rng).tasks[0].measures:
@@ -176,7 +126,7 @@ def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
                 assert int(enough[1].replace(",", "")) > int(asked[1].replace(",", ""))
             if asked:
                 told[f"{measure.kind}, {'more' if enough else 'these'} would"] += 1
-    kinds = ("yes-no", "nats per byte", "movement")
+    kinds = ("yes-no", "nats per byte")
     assert set(told) == {f"{kind}, {which} would" for kind in kinds for which in ("more", "these")}
 
 
@@ -229,9 +179,9 @@ def test_markdown_shows_lost_items_with_their_texts() -> None:
         compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), TERMS)
     )
     assert text.startswith("### FAIL: model compared with model\n")
-    assert "<details><summary>sums: 10 lost</summary>" in text
-    assert "- `390+1=` right: `391`, base: `391`, candidate: `?`" in text
-    assert "- and 5 more in comparison.json" in text
+    assert "#### sums: 10 lost" in text
+    assert "- `390+1=`, right: `391`, base: `391`, candidate: `?`" in text
+    assert text.count("candidate: `?`") == 10
 
 
 def test_lost_items_of_a_baseline_have_the_texts_of_the_candidate() -> None:
@@ -239,7 +189,7 @@ def test_lost_items_of_a_baseline_have_the_texts_of_the_candidate() -> None:
     items = tuple(replace(one, question="", target="", answer="") for one in kept.items)
     base = replace(kept, items=items)
     text = comparison_as_markdown(compare(evaluation(base), evaluation(answered(390, 400)), TERMS))
-    assert "- `390+1=` right: `391`, candidate: `?`" in text
+    assert "- `390+1=`, right: `391`, candidate: `?`" in text
 
 
 def suite(num_tasks: int, num_lost: int, num_items: int = 50, num_right: int = 40) -> Evaluation:
@@ -333,7 +283,7 @@ def test_lower_is_better_where_the_task_says_so() -> None:
 
     assert judged(rated(40), rated(160)) is Outcome.FAIL
     assert judged(rated(160), rated(40)) is Outcome.PASS
-    text = comparison_as_markdown(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS))
+    text = verdict_of(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS)).to_json()
     assert "difference +30.0% (90% interval +26.4% to +33.9%)" in text
     assert "higher by more than chance" in text
 
@@ -428,7 +378,6 @@ def test_task_without_a_right_answer_of_the_base_is_not_judged() -> None:
     assert (verdict.verdict, verdict.compared) == (Outcome.PASS, 400)
     assert verdict.levels["addition"].outcome_in_words == "not judged"
     assert verdict.levels["addition"].reason == told
-    assert f"| addition | {told} |" in comparison_as_markdown(found)
 
 
 def test_metric_without_a_right_answer_is_noted_next_to_log_probabilities() -> None:
@@ -457,7 +406,7 @@ def test_number_of_clusters_is_stated() -> None:
     found = compare(evaluation(task(items)), evaluation(task(items)), Terms(accuracy=0.2))
     (measure,) = found.tasks[0].measures
     assert measure_in_words(measure).endswith("is excluded by 400 items in 50 clusters")
-    assert "| 400 in 50 clusters | PASS |" in comparison_as_markdown(found)
+    assert '"items": "400 in 50 clusters"' in verdict_of(found).to_json()
 
 
 def test_clusters_that_only_the_candidate_recorded_do_not_count() -> None:
@@ -490,8 +439,6 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
     assert found.judged is verdict.verdict is Outcome.NOT_COMPARED
     reason = "only the base has this task: the candidate is not compared with it"
     assert verdict.levels["mmlu"].reason == reason
-    for text in (comparison_as_markdown(found), comparison_as_json(found)):
-        assert reason in text
     assert compare(base, evaluation(FEWER), TERMS).judged is Outcome.FAIL
     assert compare(base, evaluation(), TERMS).judged is Outcome.NOT_COMPARED
 
@@ -505,17 +452,15 @@ def test_task_of_the_candidate_alone_is_named_and_does_not_count() -> None:
     note = "mmlu_0, mmlu_1, mmlu_2 and 2 more: only the candidate has it: not judged, and without effect on the verdict"
     assert verdict.notes[0] == note
     assert verdict.unmatched.actual == [one.name for one in others]
-    assert note in comparison_as_json(found)
-    assert comparison_as_markdown(found).count("only the candidate has it") == 1
 
 
 def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
     base = evaluation(BASE, replace(BASE, name="mmlu"))
     other = evaluation(replace(BASE, asked={"version": 2.0}), replace(BASE, name="more"))
-    text = comparison_as_markdown(compare(base, other, TERMS))
+    text = verdict_of(compare(base, other, TERMS)).to_json()
     for told in (
         "version is 2.0, base 1.0",
-        "| mmlu | only the base has this",
+        "only the base has this",
         "more: only the candidate has it",
     ):
         assert told in text
@@ -558,7 +503,7 @@ def test_metric_that_only_the_base_has_is_not_compared() -> None:
     for metrics in ({"sums": ["acc_norm"]}, {}):
         found = compare(evaluation(base), evaluation(candidate), Terms(metrics=metrics))
         assert found.judged is Outcome.NOT_COMPARED
-        assert "acc_norm" in comparison_as_markdown(found)
+        assert "acc_norm" in verdict_of(found).to_json()
 
 
 @pytest.mark.parametrize(

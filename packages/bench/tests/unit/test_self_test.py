@@ -33,8 +33,8 @@ def run(
     ) -> Outcome:
         outcomes = iter(judged)
 
-        def tune(recipe_file: Any, folder: Path, *_: Any) -> Any:
-            asked.append(f"tune {recipe_file.recipe.run} into {folder.relative_to(tmp_path)}")
+        def tune(recipe: Any, _sources: Path, folder: Path, *_: Any) -> Any:
+            asked.append(f"tune {recipe.run} into {folder.relative_to(tmp_path)}")
             return SimpleNamespace(verdict=learned)
 
         def evaluate(request: Any, _: Any) -> None:
@@ -52,7 +52,8 @@ def run(
 
         monkeypatch.setattr(self_test, "run_tunings", tune)
         monkeypatch.setattr(self_test, "evaluate", evaluate)
-        monkeypatch.setattr(self_test, "compare_folders", compare)
+        monkeypatch.setattr(self_test, "read_sides", lambda *sides: sides[:2])
+        monkeypatch.setattr(self_test, "write_comparison", compare)
         monkeypatch.setattr(self_test, "read_evaluation", lambda _folder: None)
         monkeypatch.setattr(self_test, "judge_scores", lambda _: SimpleNamespace(verdict=alone))
         monkeypatch.setattr(self_test, "write_results", lambda verdict, *_: verdict)

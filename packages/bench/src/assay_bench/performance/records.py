@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -130,16 +130,6 @@ class SuiteResult(Record):
     def bytes_share(self) -> float:
         """Return bytes per second, as a share of the machine's own read bandwidth."""
         return (self.num_bytes / self.fastest) / (self.read_bytes / min(self.read_seconds))
-
-
-class Measured(NamedTuple):
-    """The answer of the process that measures suites."""
-
-    results: list[SuiteResult]
-    skipped: dict[str, str]
-    """Reasons of suites that cannot run here."""
-    device: dict[str, Any]
-    """As from `assay.devices.registry.describe_run`."""
 
 
 class PerformanceResult(Record):

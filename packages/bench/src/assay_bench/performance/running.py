@@ -12,32 +12,28 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import numpy as np
 from rich.table import Table
 
 from assay.errors import MachineError, UsageError
-from assay.files import file_digest, read_json_object, read_sealed, write_sealed, write_whole
+from assay.files import file_digest, read_sealed, write_sealed, write_whole
 from assay.judge.levels import LevelResult, conclude, failed, not_compared, not_run, passed, rows_of
 from assay.judge.wording import format_count
 from assay.launch import ProcessError, RemoteFunction, call, end_command, own_variables
 from assay.output.console import new_table
 from assay.runs import Progress, provenance
-from assay.runs.folders import MARK
 from assay.verdicts import Measurement, Outcome, Record, Verdict
 from assay.watchdog import watched
 from assay_bench.performance.records import (
     RESULT_FILE,
-    Measured,
     PerformanceResult,
     SuiteRequest,
     SuiteResult,
-    machine_kind,
 )
 from assay_bench.results import UNDERPOWERED, undecided_levels, underpowered
 
-_MEASURE: RemoteFunction[SuiteRequest, Measured] = RemoteFunction(
+_MEASURE: RemoteFunction[SuiteRequest, PerformanceResult] = RemoteFunction(
     "assay_bench.performance.suites:measure_suites"
 )
 
@@ -51,20 +47,10 @@ def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> Perfo
     for reason in dict.fromkeys(found.skipped.values()):
         names = [name for name, one in found.skipped.items() if one == reason]
         progress.note(f"{', '.join(names)}: skipped: {reason}")
-    if not found.results:
+    if not found.suites:
         reasons = "; ".join(dict.fromkeys(found.skipped.values()))
         raise MachineError(f"no suite can run here: {reasons}")
-    origin = provenance()
-    result = PerformanceResult(
-        machine=machine_kind(found.device, origin["num_cpus"]),
-        run=request.run,
-        model=request.model,
-        suites=found.results,
-        skipped=found.skipped,
-        device=found.device,
-        versions=found.device["versions"],
-        provenance=origin,
-    )
+    result = found.model_copy(update={"provenance": provenance()})
     write_whole(folder / RESULT_FILE, result.to_json())
     return result
 
@@ -98,27 +84,6 @@ def find_stored(path: Path) -> list[Path]:
     """Return performance.json of a run's folder, or of the runs in a folder; an empty list for anything else."""
     own = path / RESULT_FILE
     return [own] if own.is_file() else sorted(path.glob(f"*/{RESULT_FILE}"))
-
-
-# The commands that read the folders of others; `report` reads any verdict.
-_READERS = {"bench run": "bench compare", "capture": "inspect"}
-
-
-def refuse_other_run(path: Path) -> None:
-    """Raise UsageError for a folder, or a folder of folders, that another command than `perf` wrote."""
-    marks = [path / MARK, *sorted(path.glob(f"*/{MARK}"))]
-    mark = next((one for one in marks if one.is_file()), None)
-    if mark is None or find_stored(path):
-        return
-    command = str(read_json_object(mark).get("run"))
-    if command == "bench perf":
-        raise UsageError(
-            f"{mark.parent} holds an unfinished run of `assay bench perf`: measure again"
-        )
-    raise UsageError(
-        f"{mark.parent} holds a run of `assay {command}`, which `assay {_READERS.get(command, 'report')}` reads;"
-        " `ab` compares environments, or folders of `assay bench perf`"
-    )
 
 
 def read_sides(
@@ -166,12 +131,12 @@ def find_python(path: Path) -> Path:
             # Not resolved: Python finds a virtual environment by the path of the link.
             return candidate.absolute()
     raise UsageError(
-        f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
+        f"{path} is neither a folder with bin/python, a Python executable, nor a folder with finished runs of"
+        " `assay bench perf`"
     )
 
 
-Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
+SIDES = "A", "B"
 
 PLAN_FILE = "plan.json"
 

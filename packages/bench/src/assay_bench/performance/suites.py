@@ -8,6 +8,7 @@ Shapes: B rows, T tokens.
 
 import gc
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -42,9 +43,10 @@ from assay_bench.performance.records import (
     NUM_ROUNDS,
     NUM_WARMUP_ROUNDS,
     SUITES,
-    Measured,
+    PerformanceResult,
     SuiteRequest,
     SuiteResult,
+    machine_kind,
 )
 
 # Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices
@@ -387,7 +389,7 @@ def _require(condition: bool, problem: str) -> None:  # noqa: FBT001 - as in `as
         raise MachineError(problem)
 
 
-def measure_suites(request: SuiteRequest, progress: Progress) -> Measured:
+def measure_suites(request: SuiteRequest, progress: Progress) -> PerformanceResult:
     """Measure the suites of `request` in this process."""
     results: list[SuiteResult] = []
     skipped: dict[str, str] = {}
@@ -400,4 +402,13 @@ def measure_suites(request: SuiteRequest, progress: Progress) -> Measured:
                 skipped[name] = str(error)
             else:
                 results.append(work.measure(name, bench, progress))
-        return Measured(results, skipped, describe_run(bench.device, bench.run))
+        device = describe_run(bench.device, bench.run)
+    return PerformanceResult(
+        machine=machine_kind(device, os.cpu_count()),
+        run=request.run,
+        model=request.model,
+        suites=results,
+        skipped=skipped,
+        device=device,
+        versions=device["versions"],
+    )

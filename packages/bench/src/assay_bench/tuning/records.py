@@ -8,9 +8,9 @@ import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -30,13 +30,9 @@ from pydantic import (
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import (
-    UnreadableFileError,
-    file_digest,
     read_record_lines,
-    read_sealed,
     read_text,
     read_toml,
-    refuse_link,
     validate_record,
 )
 from assay.foreign_text import shorten
@@ -212,18 +208,11 @@ class TuningRecipe(_RecipePart):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeFile:
-    """A recipe, and the folder of its relative paths."""
-
-    recipe: TuningRecipe
-    folder: Path
-
-
-def read_recipe(name: str, run: str | None = None) -> RecipeFile:
+def read_recipe(name: str, run: str | None = None) -> tuple[TuningRecipe, Path]:
     """Read the recipe file `name`, or the shipped recipe of that name.
 
     run: DEVICE/DTYPE that replaces the recipe's; None keeps it.
+    Returns: the recipe, and the folder of its relative paths.
     Raises: UsageError that names file and key.
     """
     path = Path(name) if name.endswith(".toml") else _RECIPES / f"{name}.toml"
@@ -233,22 +222,24 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     document = read_toml(path)
     if run is not None:
         document["run"] = run
-    return RecipeFile(_validate(path, document), path.parent.resolve())
-
-
-def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
     recipe = validate_record(TuningRecipe, document, path)
-    checks: dict[str, partial[Any]] = {"run": partial(parse_run, recipe.run)}
+    with _errors_at(f"{path}: run"):
+        parse_run(recipe.run)
     for number, one in enumerate(recipe.data, 1):
-        checks[f"data, entry {number}: source"] = partial(_require_text, path.parent, one.source)
+        with _errors_at(f"{path}: data, entry {number}: source"):
+            _require_text(path.parent, one.source)
     for number, model in enumerate(recipe.models, 1):
-        checks[f"models, entry {number}"] = partial(require_decoder, model)
-    for key, check in checks.items():
-        try:
-            check()
-        except UsageError as error:
-            raise UsageError(f"{path}: {key}: {shorten(str(error))}") from None
-    return recipe
+        with _errors_at(f"{path}: models, entry {number}"):
+            require_decoder(model)
+    return recipe, path.parent.resolve()
+
+
+@contextmanager
+def _errors_at(place: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{place}: {shorten(str(error))}") from None
 
 
 def _require_text(folder: Path, source: str) -> None:
@@ -339,15 +330,8 @@ class TuningRecord(_OneTuning):
     """The finished model."""
     candidate: dict[str, Any]
     """Run, trainer, mesh and features, from rank 0."""
-    losses_digest: str
-    provenance: dict[str, Any]
-
-
-class Tuning(Record):
-    """The record and losses of a finished tuning."""
-
-    record: TuningRecord
     losses: list[StepLoss]
+    provenance: dict[str, Any]
 
 
 def model_folder(output: Path, model: str) -> Path:
@@ -384,16 +368,3 @@ def go_back_to_checkpoint(tuning: Path) -> int:
     keep_only_checkpoint(tuning, done)
     losses.write_bytes(b"".join(line + b"\n" for line in lines[:done]))
     return done
-
-
-def read_tuning(folder: Path) -> Tuning:
-    """Read a finished tuning. Raises: UnreadableFileError if a file is damaged or was changed."""
-    record = read_sealed(TuningRecord, refuse_link(folder / RECORD_FILE))
-    path = refuse_link(folder / LOSSES_FILE)
-    if file_digest(path) != record.losses_digest:
-        raise UnreadableFileError.of(path, "it was changed after the tuning")
-    losses = list(read_record_lines(StepLoss, path))
-    if [one.step for one in losses] != list(range(record.recipe.steps)):
-        problem = f"it has {len(losses)} of {record.recipe.steps} steps"
-        raise UnreadableFileError.of(path, problem)
-    return Tuning(record=record, losses=losses)

@@ -19,7 +19,7 @@ from scipy.stats import t as student_t
 from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import file_digest, read_sealed, write_sealed
+from assay.files import read_record_lines, read_sealed, refuse_link, write_sealed
 from assay.judge.levels import (
     Cause,
     LevelResult,
@@ -40,15 +40,13 @@ from assay_bench.tuning.records import (
     RECORD_FILE,
     Measured,
     ModelStart,
-    RecipeFile,
+    StepLoss,
     TuneTask,
-    Tuning,
     TuningRecipe,
     TuningRecord,
     checkpoint_folder,
     go_back_to_checkpoint,
     model_folder,
-    read_tuning,
     tuning_folder,
 )
 
@@ -61,22 +59,22 @@ SIGNIFICANCE = 0.01
 _POWER = 0.8
 
 
-def judge_tunings(tunings: Sequence[Tuning]) -> tuple[Verdict, list[Measurement]]:
+def judge_tunings(tunings: Sequence[TuningRecord]) -> tuple[Verdict, list[Measurement]]:
     """Judge what each tuning learned."""
     levels: dict[str, LevelResult] = {}
     rows: list[Measurement] = []
     for tuning in tunings:
-        title = tuning.record.title
-        for name, part in held_out_parts(tuning.record).items():
+        title = tuning.title
+        for name, part in held_out_parts(tuning).items():
             levels[f"{title}: {name}"] = judge_held_out(part, tuning)
             rows.append(_row(f"{title}: {name}", part))
     has_non_finite = any(not math.isfinite(one.loss) for tuning in tunings for one in tuning.losses)
     verdict = conclude(
         levels,
         Cause("non-finite") if has_non_finite else None,
-        model={"name": ", ".join(dict.fromkeys(one.record.model for one in tunings))},
+        model={"name": ", ".join(dict.fromkeys(one.model for one in tunings))},
         reference={"run": "the model before tuning"},
-        candidate={"run": ", ".join(dict.fromkeys(one.record.recipe.run for one in tunings))},
+        candidate={"run": ", ".join(dict.fromkeys(one.recipe.run for one in tunings))},
         notes=[
             # The message gives the reasons of all other levels.
             *(
@@ -85,7 +83,7 @@ def judge_tunings(tunings: Sequence[Tuning]) -> tuple[Verdict, list[Measurement]
                 if one.level.verdict is Outcome.PASS
             ),
             *(
-                f"{tuning.record.title}: {sum(one.tokens for one in tuning.losses):,} tokens in"
+                f"{tuning.title}: {sum(one.tokens for one in tuning.losses):,} tokens in"
                 f" {sum(one.seconds for one in tuning.losses):.0f} s"
                 for tuning in tunings
             ),
@@ -128,7 +126,7 @@ def held_out_parts(record: TuningRecord) -> dict[str, HeldOutPart]:
     }
 
 
-def judge_held_out(part: HeldOutPart, tuning: Tuning) -> LevelResult:
+def judge_held_out(part: HeldOutPart, tuning: TuningRecord) -> LevelResult:
     """Return PASS if a rise of the held-out loss by the margin is excluded, and FAIL if it is shown."""
     for one in tuning.losses:
         if not math.isfinite(one.loss):
@@ -187,37 +185,38 @@ _TRAIN: RemoteFunction[TuneTask, dict[str, Any]] = RemoteFunction(f"{_RANK_TASKS
 _WRITE_MODEL: RemoteFunction[TuneTask, Measured] = RemoteFunction(f"{_RANK_TASKS}:write_model")
 
 
-def open_folder(recipe_file: RecipeFile, output: Path | None) -> Path:
+def open_folder(recipe: TuningRecipe, output: Path | None) -> Path:
     """Create a folder, or open the folder of an interrupted run of the same recipe.
 
     Raises: UsageError for any other folder.
     """
     if output is not None and (output / _RECIPE_FILE).is_file():
         kept = read_sealed(TuningRecipe, output / _RECIPE_FILE)
-        if kept.hash != recipe_file.recipe.hash:
+        if kept.hash != recipe.hash:
             raise UsageError(
                 f"{output} holds tunings of another recipe (hash {kept.hash}, not"
-                f" {recipe_file.recipe.hash}): name a new folder with --output"
+                f" {recipe.hash}): name a new folder with --output"
             )
         return output
     folder = RunFolder.create("bench tune", output)
-    write_sealed(folder.path / _RECIPE_FILE, recipe_file.recipe)
+    write_sealed(folder.path / _RECIPE_FILE, recipe)
     return folder.path
 
 
-def run_tunings(recipe_file: RecipeFile, output: Path, progress: Progress) -> Verdict:
+def run_tunings(recipe: TuningRecipe, sources: Path, output: Path, progress: Progress) -> Verdict:
     """Run the unfinished tunings of `output`, judge all tunings, and write the verdict.
 
+    sources: folder of the recipe's relative paths.
     output: from `open_folder`. A second run in the same folder waits for this one.
     """
-    require_run(parse_run(recipe_file.recipe.run))
-    recipe, tunings = recipe_file.recipe, []
+    require_run(parse_run(recipe.run))
+    tunings = []
     with locked(output / _LOCK):
         for model in recipe.models:
             tasks = [
                 TuneTask(
                     recipe=recipe,
-                    sources=recipe_file.folder,
+                    sources=sources,
                     model=model,
                     permutation=permutation,
                     seed=seed,
@@ -229,7 +228,8 @@ def run_tunings(recipe_file: RecipeFile, output: Path, progress: Progress) -> Ve
             for task in tasks:
                 if not (task.folder / RECORD_FILE).is_file():
                     _tune(task, start, progress)
-                tunings.append(read_tuning(task.folder))
+                record = refuse_link(task.folder / RECORD_FILE)
+                tunings.append(read_sealed(TuningRecord, record))
         verdict, measurements = judge_tunings(tunings)
         return write_results(verdict, measurements, output)
 
@@ -268,7 +268,7 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
         start=start,
         end=end,
         candidate=candidate,
-        losses_digest=file_digest(folder / LOSSES_FILE),
+        losses=list(read_record_lines(StepLoss, folder / LOSSES_FILE)),
         provenance=provenance(),
     )
     write_sealed(folder / RECORD_FILE, record)

@@ -187,7 +187,7 @@ def test_a_python_without_assay_bench_is_named(tmp_path: Path) -> None:
 def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
-    with pytest.raises(UsageError, match=f"{name} is not an environment: neither"):
+    with pytest.raises(UsageError, match=f"{name} is neither a folder with bin/python"):
         find_python(tmp_path / name)
 
 

@@ -8,14 +8,12 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import write_whole
-from assay.runs import RunFolder
 from assay.verdicts import Measurement, Verdict
 from assay_bench.performance.records import SUITES
 from assay_bench.performance.running import (
     compare_sides,
     find_stored,
     read_sides,
-    refuse_other_run,
 )
 from packages.bench.tests.unit.performance.sample_results import performance_result
 
@@ -123,39 +121,3 @@ def test_copy_of_a_run_is_not_an_independent_process(side: str, tmp_path: Path) 
         f"{tmp_path / side / 'copy'} is a copy of {before / '2'}, and an interval needs independent processes:"
         " remove it, or measure again with `assay bench perf`"
     )
-
-
-@pytest.mark.parametrize(
-    ("command", "reader"),
-    [
-        ("bench run", "bench compare"),
-        ("bench tune", "report"),
-        ("check generate", "report"),
-        ("capture", "inspect"),
-    ],
-)
-@pytest.mark.parametrize("place", ["", "1"])
-def test_folder_of_another_command_names_the_command_that_reads_it(
-    command: str, reader: str, place: str, tmp_path: Path
-) -> None:
-    RunFolder.create(command, tmp_path / "run" / place)
-    with pytest.raises(UsageError) as refused:
-        refuse_other_run(tmp_path / "run")
-    assert str(refused.value) == (
-        f"{tmp_path / 'run' / place} holds a run of `assay {command}`, which `assay {reader}` reads;"
-        " `ab` compares environments, or folders of `assay bench perf`"
-    )
-
-
-def test_unfinished_measurement_is_named(tmp_path: Path) -> None:
-    RunFolder.create("bench perf", tmp_path / "run")
-    with pytest.raises(UsageError, match="run holds an unfinished run of `assay bench perf`: meas"):
-        refuse_other_run(tmp_path / "run")
-
-
-def test_folders_of_perf_and_environments_are_not_refused(tmp_path: Path) -> None:
-    folder = write_runs(tmp_path / "before", [1.0])
-    RunFolder.create("bench run", folder / "other")
-    refuse_other_run(folder)
-    refuse_other_run(tmp_path / "absent")
-    assert find_stored(folder) == [folder / "0" / "performance.json"]

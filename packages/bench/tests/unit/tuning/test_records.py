@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.files import seal
+from assay.files import read_sealed, seal
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     DataSource,
     Permutation,
     TuningRecipe,
+    TuningRecord,
     checkpoint_folder,
     go_back_to_checkpoint,
     model_folder,
     read_recipe,
     read_training_text,
-    read_tuning,
 )
 
 TEXT = """
@@ -62,7 +62,7 @@ def test_the_documented_recipe_marks_its_required_keys() -> None:
 
 
 def test_shipped_recipe_has_full_and_lora_permutations() -> None:
-    recipe = read_recipe("micro").recipe
+    recipe = read_recipe("micro")[0]
     assert {name: way.features for name, way in recipe.permutations.items()} == {
         "full": [],
         "lora": ["lora"],
@@ -70,24 +70,24 @@ def test_shipped_recipe_has_full_and_lora_permutations() -> None:
 
 
 def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -> None:
-    recipe = read_recipe(write(tmp_path, TEXT)).recipe
+    recipe = read_recipe(write(tmp_path, TEXT))[0]
     other = TEXT.replace("steps = 4\n", "").replace("models", "# four\nsteps = 4\nmodels")
-    assert read_recipe(write(tmp_path, other)).recipe.hash == recipe.hash
+    assert read_recipe(write(tmp_path, other))[0].hash == recipe.hash
     assert recipe.model_copy(update={"steps": 5}).hash != recipe.hash
     assert TuningRecipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
 
 
 def test_run_option_overrides_the_recipe(tmp_path: Path) -> None:
-    assert read_recipe(write(tmp_path, TEXT), "npu:1/float32").recipe.run == "npu:1/float32"
+    assert read_recipe(write(tmp_path, TEXT), "npu:1/float32")[0].run == "npu:1/float32"
     with pytest.raises(UsageError, match="run: "):
         read_recipe(write(tmp_path, TEXT), "float32")
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").touch()
-    read = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
-    assert read.folder == tmp_path
-    assert read.recipe.data[0].source == "own.jsonl"
+    recipe, sources = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
+    assert sources == tmp_path
+    assert recipe.data[0].source == "own.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -254,5 +254,5 @@ def test_damaged_record_is_named(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(seal({"schema": 1}))
     with pytest.raises(UsageError) as raised:
-        read_tuning(path.parent)
+        read_sealed(TuningRecord, path)
     assert str(raised.value) == f"{path}: recipe: it is missing"

@@ -14,7 +14,6 @@ from assay_bench.tuning.records import (
     ModelStart,
     Permutation,
     StepLoss,
-    Tuning,
     TuningRecipe,
     TuningRecord,
 )
@@ -44,11 +43,11 @@ def tuning(
     after: Mapping[str, list[float]] = AFTER,
     start: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
-) -> Tuning:
+) -> TuningRecord:
     values = losses or (3.0, 2.0)
     kept = RECIPE.model_copy(update={"steps": len(values), **(recipe or {})})
     began = ModelStart(data_hash={"sums": "s"}, weights_hash="w", held_out=BEFORE)
-    record = TuningRecord(
+    return TuningRecord(
         schema=1,
         recipe=kept,
         model="micro:llama",
@@ -57,14 +56,12 @@ def tuning(
         start=began.model_copy(update=start or {}),
         end=Measured(weights_hash="t", held_out=dict(after)),
         candidate={},
-        losses_digest="d",
+        losses=[
+            StepLoss(step=step, loss=loss, learning_rate=1e-3, tokens=60, seconds=0.5)
+            for step, loss in enumerate(values)
+        ],
         provenance={},
     )
-    lines = [
-        StepLoss(step=step, loss=loss, learning_rate=1e-3, tokens=60, seconds=0.5)
-        for step, loss in enumerate(values)
-    ]
-    return Tuning(record=record, losses=lines)
 
 
 def test_more_probable_held_out_text_passes() -> None:
