@@ -396,7 +396,8 @@ def _requests(sample: Sample, kind: str) -> _Requests:
         return _Requests(question, asked, [], [])
     if "acc_mutual_info" in sample["metrics"]:
         arguments = [request for request in arguments if request[0] != ""]
-    continuations = [str(request[-1]) for request in arguments]
+    # Images and sounds come after the continuation.
+    continuations = [str(request[:2][-1]) for request in arguments]
     likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
     return _Requests(question, asked, continuations, likelihoods[: len(continuations)])
 

@@ -573,3 +573,13 @@ def test_a_drop_next_to_a_missing_metric_is_not_called_nan(tmp_path: Path) -> No
     candidate = read(tmp_path / "candidate", task=[one | {"metrics": ["acc"]} for one in wrong])
     verdict = verdict_of(compare(base, candidate, Terms()))
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, None)
+
+
+def test_choices_about_an_image_are_read(tmp_path: Path) -> None:
+    arguments = {
+        f"gen_args_{number}": {"arg_0": "2+2=", "arg_1": text, "arg_2": {"visual": ["image"]}}
+        for number, text in enumerate([" 4", " five"])
+    }
+    task = read(tmp_path, task=[choices(0, arguments=arguments, target="five", acc=0, acc_norm=0)])
+    (item,) = task.tasks["task"].items
+    assert (item.target, item.log_probability) == ("five", pytest.approx(-9 / 5))
