@@ -489,6 +489,8 @@ _CORPUS: Mapping[str, tuple[str, dict[str, int]]] = {
 _KNOWN = ("mean", "nanmean", *_AGGREGATIONS.values())
 # Allowed rounding error of a mean.
 _EQUAL = 1e-9
+# Sums of squares stay finite.
+_LARGEST = 1e100
 
 
 class ContradictionError(ValueError):
@@ -601,6 +603,8 @@ def _values(
     if aggregation == "nanmean":
         values = tuple(None if one is None or math.isnan(one) else one for one in values)
     largest = max((abs(one) for one in values if one is not None), default=0.0)
+    if _LARGEST < largest < math.inf:
+        raise OverflowError(largest)
     return values, 1.0 if largest <= 1 else 100.0 if largest <= 100 else largest
 
 
