@@ -49,7 +49,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "counting.yaml").write_text(TASK)
     (folder / "quick.toml").write_text(
         'tasks = ["library-text", "counting.yaml"]\n'
-        "terms = {accuracy = 0.05, log_probability = 0.001}\n"
+        "terms = {accuracy = 0.05, log_probability = 0.0001}\n"
     )
     (folder / "damage.py").write_text(DAMAGE)
     return folder
@@ -92,9 +92,9 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
     )
     # Both runs recorded their suite.
     measures = [one for level in verdict["levels"].values() for one in level["measures"]]
-    assert {one["margin"].split()[0] for one in measures} == {"0.05", "0.001"}
+    assert {one["margin"].split()[0] for one in measures} == {"0.05", "0.0001"}
     assert not any("margins are" in note for note in verdict["notes"])
-    assert "0.001 (suite quick.toml)" in json.dumps(verdict["levels"])
+    assert "0.0001 (suite quick.toml)" in json.dumps(verdict["levels"])
     # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
     assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### NOT_C"))
