@@ -582,7 +582,8 @@ def test_choices_about_an_image_are_read(tmp_path: Path) -> None:
     }
     task = read(tmp_path, task=[choices(0, arguments=arguments, target="five", acc=0, acc_norm=0)])
     (item,) = task.tasks["task"].items
-    assert (item.target, item.log_probability) == ("five", pytest.approx(-9 / 5))
+    assert item.target == "five"
+    assert item.log_probability == pytest.approx(-9 / 5)
 
 
 def test_values_whose_squares_overflow_are_not_judged(tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ def test_reasons_of_skipped_suites_do_not_widen_the_tables() -> None:
         margin=0.05,
         took_turns=False,
     )
+    lines: list[str] = []
     for table in (performance_table(one), comparison_table(verdict)):
         stream = StringIO()
         open_console(stream, width=200).print(table)
