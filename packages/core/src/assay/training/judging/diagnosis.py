@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from assay.errors import name_alike
+import torch
+
+from assay.errors import name_alike, name_some
 from assay.judge.levels import DiagnosedFault
 from assay.judge.replays import FailedStage, Judged
 from assay.judge.results import PortResult
+from assay.metrics import RowErrors
 from assay.noise import error_beyond
 from assay.replay.gradients import ScaledStep, was_read_scaled
 from assay.sites import Phase
@@ -24,6 +27,7 @@ from assay.training.judging.evidence import (
     is_made_by_loss,
     location_of,
     location_of_parameter,
+    norms_by_step,
     parameter_name,
     parameter_of,
 )
@@ -45,15 +49,13 @@ _SHARE_TOLERANCE = 0.1
 _LIMIT = TrainingPlan("", "").max_grad_norm
 
 
-def is_clipped_in_backward(reports: Sequence[TrainerReport]) -> bool:
-    """Return True if gradients have the clipping norm before they are reduced.
-
-    On every rank, after the first micro-batch of every step or after the last one.
-    """
+def describe_early_clipping(reports: Sequence[TrainerReport]) -> str | None:
+    """Say when gradients have the clipping norm before they are reduced, on every rank in every step."""
     norms = [one for report in reports for one in report.gradients.norms if one.phase == "backward"]
-    return _all_at_limit([norm.first for norm in norms]) or _all_at_limit(
-        [norm.found for norm in norms]
-    )
+    when = "the first micro-batch" if _all_at_limit([norm.first for norm in norms]) else "backward"
+    is_clipped = when != "backward" or _all_at_limit([norm.found for norm in norms])
+    words = f"after {when} the gradients have the clipping norm, {_LIMIT:g}: they are clipped too early"
+    return words if is_clipped else None
 
 
 def is_clipped_in_reduce(reports: Sequence[TrainerReport]) -> bool:
@@ -188,6 +190,20 @@ def describe_factor(factor: float) -> str:
     parts = round(1 / factor) if factor > 0 else 0
     is_share = parts > 1 and abs(factor * parts - 1) <= _SAME_FACTOR
     return f"1/{parts} of" if is_share else f"{factor:.3g} times"
+
+
+def _describe_factors(factors: list[float]) -> str:
+    """Describe what multiplies the reference's updates in each step, or in all.
+
+    >>> _describe_factors([0.25])
+    "1/4 of the reference's"
+    >>> _describe_factors([2.0, 1.0])
+    "the reference's times 2 in step 0, 1 in step 1"
+    """
+    if len(factors) == 1:
+        return f"{describe_factor(factors[0])} the reference's"
+    steps = [f"{factor:.3g} in step {step}" for step, factor in enumerate(factors)]
+    return f"the reference's times {name_some(steps)}"
 
 
 def find_wrong_rank_shares(evidence: TrainEvidence) -> DiagnosedFault | None:
@@ -418,18 +434,32 @@ class Signature:
         """Name the state that differs first, or else the factor of most updates, and hidden clipping."""
         state = self._first_state()
         words = [f"the optimizer's state {state} differs first, the updates follow"] * bool(state)
-        slopes = [
-            1 + port.sums.slope
-            for port in self.group.ports
-            if port.port.startswith(UPDATE_PREFIX) and port.sums.ee > 0
-        ]
-        factor = median(slopes) if slopes else 1.0
-        is_common = 2 * sum(abs(one - factor) <= _ALIKE for one in slopes) > len(slopes)
-        if is_common and abs(factor - 1) > LEAST_PART and not state:
-            words.append(f"most updates are {describe_factor(factor)} the reference's")
+        factors = self._factors_of_updates()
+        if any(abs(factor - 1) > LEAST_PART for factor in factors) and not state:
+            words.append(f"most updates are {_describe_factors(factors)}")
         if "clip" in self.evidence.report.traits.invisible_phases:
             words.append("clip is not visible: the error is made there, or here")
         return "; ".join(words) or None
+
+    def _factors_of_updates(self) -> list[float]:
+        """Return the factor of most updates in each step, or one for all; empty if they have none in common.
+
+        Norms state no sign, so the errors of all steps get that of the slope. They must add up to it.
+        """
+        sums = [port.sums for port in self.group.ports if port.port.startswith(UPDATE_PREFIX)]
+        found = []
+        for one in (one for one in sums if one.ee > 0):
+            error, size = norms_by_step(RowErrors.concatenate(one.rows), self.evidence.rows)
+            changes = (error / size).where(error != 0, 0.0).copysign(torch.tensor(one.slope))
+            is_sum = abs(float((changes * size**2).sum()) / one.ee - one.slope) <= _ALIKE
+            found.append([1 + one.slope, *(1 + changes).tolist()] if is_sum else [])
+        known = [factors for factors in found if factors]
+        common = [median(factors) for factors in zip(*known, strict=True)]
+        alike = [one for one in known if math.dist(one, common) <= _ALIKE]
+        if 2 * len(alike) <= len(found):
+            return []
+        of_all, *of_steps = common
+        return [of_all] if max(of_steps) - min(of_steps) <= _ALIKE else of_steps
 
     def _first_state(self) -> str:
         """Name the state of the optimizer that fails in an earlier step than any update; "" without one."""
@@ -515,6 +545,11 @@ def _find_without_gradient(case: Signature) -> DiagnosedFault | None:
     is_all = len(names) >= case.evidence.reference.num_trainable
     place = case.everywhere if is_all else case.at(names[0])
     return replace(found, location=place.model_copy(update=_BACKWARD))
+
+
+def _find_clipping_in_backward(case: Signature) -> DiagnosedFault | None:
+    words = describe_early_clipping(case.evidence.reports) if case.are_sums_wrong() else None
+    return DiagnosedFault("clip-norm", case.everywhere, words) if words else None
 
 
 def _find_shares(case: Signature) -> DiagnosedFault | None:
@@ -653,12 +688,12 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (_ALL, _find_frozen),
     (("backward", "reduce", "clip", "optimizer"), lambda s: find_early_clipping(s.evidence)),
     (("backward", "clip"), lambda s: find_kept_gradients(s.evidence, s.here)),
+    (("backward",), _find_clipping_in_backward),
     (("backward",), _find_shares),
     (("forward",), lambda s: _find_shares(s) if s.is_of_loss() else None),
     (("clip",), lambda s: _find_shares(s) if s.is_hidden_backward_wrong() else None),
     (("backward",), _if(Signature.is_without_gradients, "frozen-parameters", at=_EVERYWHERE)),
     (("forward", "backward"), _if(Signature.is_loss_scaled, "loss-scale", Signature.factor_of_loss)),
-    (("backward",), _if(lambda s: s.are_sums_wrong() and is_clipped_in_backward(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
     (("backward", "clip"), _find_without_gradient),
     (("backward", "clip"), _find_gap),
     (("backward",), _if(lambda s: s.are_sums_wrong() and s.are_scaled_alike(), "loss-scale", Signature.factor, _EVERYWHERE)),

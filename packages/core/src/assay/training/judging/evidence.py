@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from assay.dtypes import float_format
 from assay.judge.coverage import (
@@ -75,23 +76,30 @@ def bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     if statistic in OF_INTEGERS and first >= 0:
         return [run_rows.step_of(first)]
     rows = RowErrors.concatenate(item.port.sums.rows)
-    # Values that belong to no prompt, such as rotary tables, have row number -1.
-    starts = torch.tensor(run_rows.step_starts)
-    steps = (torch.bucketize(rows.prompt.contiguous(), starts, right=True) - 1).clamp(min=0)
-    errors = rows.relative()
-    of_steps = torch.zeros(len(starts), dtype=errors.dtype)
     if statistic == "replay-tensor":  # of a step's rows together, which their norms give
-        squares, sizes = (
-            of_steps.index_add(0, steps, norms.square()) for norms in (rows.error, rows.expected)
-        )
-        of_steps = (squares / sizes).sqrt().where(squares != 0, 0.0)
+        error, expected = norms_by_step(rows, run_rows)
+        of_steps = (error / expected).where(error != 0, 0.0)
     else:
-        of_steps = of_steps.scatter_reduce(0, steps, errors, "amax")
+        of_steps = torch.zeros(len(run_rows.step_starts), dtype=rows.error.dtype)
+        of_steps = of_steps.scatter_reduce(0, _steps_of(rows, run_rows), rows.relative(), "amax")
     of_steps = of_steps.nan_to_num(torch.inf, torch.inf)
     # An error of one form in all rows, such as a scale, is over its limit in no single step.
     allowed = item.limit * item.expected if STATISTICS[statistic].is_general else torch.inf
     bad = (of_steps > allowed) | (of_steps >= of_steps.max() / 2)
     return bad.nonzero()[:, 0].tolist() if bool(of_steps.any()) else [0]
+
+
+def norms_by_step(rows: RowErrors, run_rows: RunRows) -> Tensor:
+    """Return the norms of the errors and of the expected values of each step, (2, number of steps)."""
+    squares = torch.stack([rows.error, rows.expected]).square()
+    sums = torch.zeros(2, len(run_rows.step_starts), dtype=squares.dtype)
+    return sums.index_add(1, _steps_of(rows, run_rows), squares).sqrt()
+
+
+def _steps_of(rows: RowErrors, run_rows: RunRows) -> Tensor:
+    # Values that belong to no prompt, such as rotary tables, have row number -1.
+    starts = torch.tensor(run_rows.step_starts)
+    return (torch.bucketize(rows.prompt.contiguous(), starts, right=True) - 1).clamp(min=0)
 
 
 def location_of(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Location:

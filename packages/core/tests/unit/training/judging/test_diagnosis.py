@@ -10,9 +10,9 @@ from torch import Tensor
 
 from assay.replay.gradients import GradientScale, ScaledStep
 from assay.sites import Phase
-from assay.training.judging.diagnosis import is_clipped_in_backward, is_clipped_in_reduce
+from assay.training.judging.diagnosis import describe_early_clipping, is_clipped_in_reduce
 from assay.training.judging.verdict import judge_training
-from assay.training.reports import GradientNorm, TrainerReport
+from assay.training.reports import GradientNorm, GradientShare, TrainerReport
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
@@ -58,29 +58,30 @@ def rank(*norms: Norm) -> TrainerReport:
 
 
 @pytest.mark.parametrize(
-    ("first", "found", "clipped"),
+    ("first", "found", "when"),
     [
-        (1.0, 1.7, True),  # each micro-batch by itself
-        (1.004, 1.003, True),  # all that was added up so far
-        (math.nan, 1.0, True),
-        (0.8, 1.7, False),
-        (1.02, 1.7, False),
-        (math.nan, math.nan, False),
+        (1.0, 1.7, "the first micro-batch"),  # each micro-batch by itself
+        (1.004, 1.003, "the first micro-batch"),  # all that was added up so far
+        (math.nan, 1.0, "backward"),
+        (0.8, 1.7, None),
+        (1.02, 1.7, None),
+        (math.nan, math.nan, None),
     ],
 )
 def test_norms_at_the_limit_are_those_of_clipped_gradients(
-    first: float, found: float, *, clipped: bool
+    first: float, found: float, when: str | None
 ) -> None:
-    assert is_clipped_in_backward([rank(("backward", first, found, 3.0))]) is clipped
+    words = when and f"after {when} the gradients have the clipping norm, 1: they are clipped too early"
+    assert describe_early_clipping([rank(("backward", first, found, 3.0))]) == words
 
 
 def test_every_rank_has_to_have_clipped_and_every_step() -> None:
     clipped: Norm = ("backward", 1.0, 1.0, 3.0)
     other: Norm = ("backward", 2.0, 2.0, 3.0)
 
-    assert is_clipped_in_backward([rank(clipped), rank(clipped)])
-    assert not is_clipped_in_backward([rank(clipped), rank(other)])
-    assert not is_clipped_in_backward([report()])
+    assert describe_early_clipping([rank(clipped), rank(clipped)])
+    assert not describe_early_clipping([rank(clipped), rank(other)])
+    assert not describe_early_clipping([report()])
 
 
 def ranks_after(found: float, share: float = 2.0) -> list[TrainerReport]:
@@ -116,6 +117,21 @@ def test_each_micro_batch_clipped_is_a_wrong_norm_and_no_missing_part() -> None:
     lost = report(errors_of_sums={f"{module}.weight": 0.5 for module in KINDS})
     other = diagnosed(evidence(step_results(changed), reports=lost))
     assert other.diagnosis == "missing-reduction"
+
+
+def test_each_micro_batch_clipped_is_no_wrong_share() -> None:
+    shares = [
+        GradientShare(step=step, source=source, share=share)
+        for step in range(STEPS)
+        for source, share in ((0, 0.19), (1, 0.65))
+    ]
+    clipped = rank(("backward", 1.0, 1.0, 3.0))
+    clipped.gradients.shares = shares
+
+    changed = wrong_in("backward", 0.5, 0.3, 0.7)
+    finding = diagnosed(evidence(step_results(changed), reports=clipped))
+    assert finding.diagnosis == "clip-norm"
+    assert finding.reason == "after the first micro-batch the gradients have the clipping norm, 1: they are clipped too early"
 
 
 def test_shares_clipped_before_they_are_added_up_are_a_wrong_norm_and_no_scale() -> None:

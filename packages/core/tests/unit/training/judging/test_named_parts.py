@@ -268,6 +268,29 @@ def test_factor_that_most_updates_have_in_common_is_told(factor: float, words: s
     assert message(wrong)[1] == f"  most updates are {words} the reference's"
 
 
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ((2.0, 1.0, 1.0), "the reference's times 2 in step 0, 1 in step 1, 1 in step 2"),
+        ((1.0, 0.5, 0.25), "the reference's times 1 in step 0, 0.5 in step 1, 0.25 in step 2"),
+        ((0.0, 1.0, 1.0), "the reference's times 0 in step 0, 1 in step 1, 1 in step 2"),
+    ],
+)
+def test_factors_of_a_wrong_schedule_are_those_of_each_step(
+    factors: tuple[float, ...], words: str
+) -> None:
+    error = torch.stack([times(factor)[step] for step, factor in enumerate(factors)])
+
+    assert f"  most updates are {words}" in message({update(module): error for module in KINDS})
+
+
+def test_steps_with_factors_on_both_sides_of_one_name_none() -> None:
+    error = torch.stack([times(factor)[step] for step, factor in enumerate((2.0, 0.5, 1.0))])
+
+    lines = message({update(module): error for module in KINDS})
+    assert not any("most updates" in line for line in lines)
+
+
 def test_factor_of_one_update_is_no_common_one() -> None:
     assert not any("most updates" in line for line in message({update("a"): times(0.5)}))
 
