@@ -34,7 +34,7 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
         return JudgedLoad(not_run(_NOT_INSPECTED))
     loading = _each_once(finding for report in reports for finding in _find_in(report))
     changed = _each_once(
-        _of_weight(weight, "forward", "the reference's")
+        _of_weight(weight, "forward", "changed after loading, before the first forward pass,")
         for one in changes
         for weight in one.weights
         if weight.beyond_rounding
@@ -59,7 +59,11 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
 def _find_in(report: LoadReport) -> list[DiagnosedFault]:
     wrong = [one for one in report.weights if one.problem != "differs" or one.beyond_rounding]
     made = [one for one in wrong if one.problem in ("varies", "not-built")]
-    found = [_of_weight(one, "checkpoint", "the stored value") for one in wrong if one not in made]
+    found = [
+        _of_weight(one, "checkpoint", "differs from the stored value")
+        for one in wrong
+        if one not in made
+    ]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", describe_key(key))
         for key in report.keys
@@ -67,25 +71,25 @@ def _find_in(report: LoadReport) -> list[DiagnosedFault]:
     ]
     found += [_without_place("checkpoint-mismatch", "checkpoint", text) for text in report.settings]
     # A wrong setting explains values that the model's code computes, so it comes first.
-    found += [_of_weight(one, "checkpoint", "the stored value") for one in made]
+    found += [_of_weight(one, "checkpoint", "differs from the stored value") for one in made]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
     ]
     return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
 
 
-def _of_weight(weight: WeightDifference, phase: Phase, expected: str) -> DiagnosedFault:
+def _of_weight(weight: WeightDifference, phase: Phase, fault: str) -> DiagnosedFault:
     module = weight.name.rpartition(".")[0]
     location = Location(phase=phase, module=module, parameter=weight.name)
-    return DiagnosedFault("weight-mismatch", location, describe_weight(weight, expected))
+    return DiagnosedFault("weight-mismatch", location, describe_weight(weight, fault))
 
 
 def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> DiagnosedFault:
     return DiagnosedFault(diagnosis, Location(phase=phase), reason)
 
 
-def describe_weight(weight: WeightDifference, expected: str) -> str:
-    """Describe a wrong parameter or buffer. expected: the value that it should have, in words."""
+def describe_weight(weight: WeightDifference, fault: str) -> str:
+    """Describe a wrong parameter or buffer. fault: what it does, such as "differs from the stored value"."""
     if weight.problem == "not-stored":
         return f"{weight.name} is loaded from no tensor of the files"
     where = _describe_rows(weight)
@@ -99,7 +103,7 @@ def describe_weight(weight: WeightDifference, expected: str) -> str:
             f"{weight.name} is in no file, and building its class from config.json alone makes other"
             f" values in {where}: relative error {format_number(weight.error)}"
         )
-    text = f"{weight.name} differs from {expected} in {where}: relative error {format_number(weight.error)}"
+    text = f"{weight.name} {fault} in {where}: relative error {format_number(weight.error)}"
     return f"{text}; it holds the values of {weight.values_of}" if weight.values_of else text
 
 
@@ -148,8 +152,8 @@ def _notes_on(report: LoadReport) -> list[str]:
 
 def _notes_on_changes(changes: SetupChanges) -> list[str]:
     notes = []
-    if changed := [weight.name for weight in changes.weights]:
-        notes.append(f"changed after loading, before the first forward pass: {name_some(changed)}")
+    if rounded := [weight.name for weight in changes.weights if not weight.beyond_rounding]:
+        notes.append(f"rounded after loading, before the first forward pass: {name_some(rounded)}")
     if changes.replaced:
         notes.append(
             "replaced, or cast to another dtype, after loading, so that their values cannot be compared:"

@@ -176,11 +176,8 @@ def test_recompute_by_itself_passes(check_plant: CheckPlant, trainer: str) -> No
 
 
 @pytest.mark.long
-def test_stage_that_the_trainer_declares_invisible_is_named(check_plant: CheckPlant) -> None:
-    verdict = check_plant(trainer="ReducesInBackward")
-
-    assert verdict.verdict is Outcome.PASS
-    assert any("reduce is not visible: fused into backward" in note for note in verdict.notes)
+def test_reduction_within_backward_passes(check_plant: CheckPlant) -> None:
+    assert check_plant(trainer="ReducesInBackward").verdict is Outcome.PASS
 
 
 @pytest.mark.long

@@ -20,9 +20,7 @@ def test_example_passes(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer=f"{EXAMPLE}:OwnTrainer")
 
     assert verdict.verdict is Outcome.PASS
-    assert [note for note in verdict.notes if "not visible" in note] == [
-        "reduce is not visible: the trainer has no method reduce_gradients"
-    ]
+    assert not any("not visible" in note for note in verdict.notes)
 
 
 def test_example_fails_where_its_loss_is_divided_by_the_wrong_number(

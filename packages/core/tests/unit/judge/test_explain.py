@@ -266,7 +266,7 @@ def test_an_error_of_all_gradients_is_not_the_model_s() -> None:
 
 
 def test_a_weight_that_loading_changed_comes_before_the_error_of_its_module() -> None:
-    reason = "a.weight differs from the reference's in row 7 of 128: relative error 0.5"
+    reason = "a.weight changed after loading, before the first forward pass, in row 7 of 128: relative error 0.5"
     load = Level(verdict=Outcome.FAIL, reason=reason)
     assert message(failed_verdict(levels={"load": load})).splitlines()[1] == f"  {reason}"
 

@@ -245,7 +245,7 @@ def _judge_level(
         facts["noise_dtype"] = "float32"
     outcome, reason = _outcome_of(name, chosen, judged, evidence)
     notes = [note for group in chosen if name != "inputs" for note in group.notes]
-    notes += _hidden_phases(name, evidence.report)
+    notes += _hidden_phases(name, evidence)
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     rows = [measurement_of(name, item, evidence.rows) for item in judged]
     return LevelResult(level, rows, notes, judged)
@@ -263,7 +263,7 @@ def _outcome_of(
     gap = _gap(name, chosen, evidence) or describe_unapplied(unapplied, name)
     if gap:
         return Outcome.NOT_COMPARED, gap
-    hidden = _hidden_phases(name, evidence.report)
+    hidden = _hidden_phases(name, evidence)
     if not judged:
         return Outcome.NOT_COMPARED, hidden[-1] if hidden else "nothing was compared"
     return Outcome.PASS, hidden[-1] if hidden else None
@@ -288,18 +288,19 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
     if unseen := [PHASE_METHODS[phase] for phase in phases if phase not in seen]:
         return f"never called: {', '.join(unseen)}"
     if "optimizer" in phases and "optimizer" in invisible:
-        return _hidden_phases(name, report)[-1]
+        return _hidden_phases(name, evidence)[-1]
     shown = [group for group in reported if group.phase not in invisible]
     missing = [port for group in shown for port in group.unmatched_expected]
     return f"not seen: {name_some(missing)}" if missing else None
 
 
-def _hidden_phases(level: str, report: TrainerReport) -> list[str]:
-    invisible = report.traits.invisible_phases
+def _hidden_phases(level: str, evidence: TrainEvidence) -> list[str]:
+    """Describe phases of `level` that cannot be observed. One process has nothing to reduce."""
+    invisible = evidence.report.traits.invisible_phases
     return [
         f"{phase} is not visible: {invisible[phase]}"
         for phase in _PHASES_OF_LEVEL.get(level, ())
-        if phase in invisible
+        if phase in invisible and (phase != "reduce" or evidence.on_ranks)
     ]
 
 

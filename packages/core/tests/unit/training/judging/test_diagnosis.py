@@ -71,7 +71,9 @@ def rank(*norms: Norm) -> TrainerReport:
 def test_norms_at_the_limit_are_those_of_clipped_gradients(
     first: float, found: float, when: str | None
 ) -> None:
-    words = when and f"after {when} the gradients have the clipping norm, 1: they are clipped too early"
+    words = (
+        when and f"after {when} the gradients have the clipping norm, 1: they are clipped too early"
+    )
     assert describe_early_clipping([rank(("backward", first, found, 3.0))]) == words
 
 
@@ -131,7 +133,10 @@ def test_each_micro_batch_clipped_is_no_wrong_share() -> None:
     changed = wrong_in("backward", 0.5, 0.3, 0.7)
     finding = diagnosed(evidence(step_results(changed), reports=clipped))
     assert finding.diagnosis == "clip-norm"
-    assert finding.reason == "after the first micro-batch the gradients have the clipping norm, 1: they are clipped too early"
+    assert (
+        finding.reason
+        == "after the first micro-batch the gradients have the clipping norm, 1: they are clipped too early"
+    )
 
 
 def test_shares_clipped_before_they_are_added_up_are_a_wrong_norm_and_no_scale() -> None:

@@ -263,17 +263,22 @@ def test_losses_of_a_noise_run_that_are_not_finite_are_not_a_pass() -> None:
 
 @pytest.mark.parametrize("phase", ["backward", "reduce", "clip"])
 def test_declared_stage_is_not_missed_and_its_reason_is_reported(phase: Phase) -> None:
-    hidden = [gradient(module, phase) for module in KINDS]
+    results = step_results(missing=[gradient(module, phase) for module in KINDS])
     seen = [one for one in VISIBLE if one != phase]
 
-    verdict = judged(
-        step_results(missing=hidden), reports=report(seen=seen, invisible_phases={phase: "fused"})
-    )
+    verdict = judged(results, results, reports=report(seen=seen, invisible_phases={phase: "fused"}))
 
     assert verdict.verdict is PASS
     assert verdict.unmatched.expected == []
     assert reason(verdict, "gradients") == f"{phase} is not visible: fused"
     assert f"{phase} is not visible: fused" in verdict.notes
+
+
+def test_one_process_has_no_reduction_that_could_be_visible() -> None:
+    verdict = judged(step_results(), reports=report(invisible_phases={"reduce": "fused"}))
+
+    assert verdict.verdict is PASS
+    assert not any("visible" in note for note in verdict.notes)
 
 
 def test_declared_stage_excuses_no_other_that_is_missing() -> None:
@@ -351,7 +356,10 @@ def test_weights_that_differ_by_more_than_their_rounding_fail_where_no_stage_doe
     verdict = judged(reports=changed)
     assert (verdict.verdict, verdict.diagnosis) == (FAIL, "weight-mismatch")
     assert verdict.location == Location(phase="forward", module="a", parameter="a.weight")
-    assert "a.weight differs from the reference's in rows 0 to 7 of 260" in reason(verdict, "load")
+    assert (
+        "a.weight changed after loading, before the first forward pass, in rows 0 to 7 of 260"
+        in reason(verdict, "load")
+    )
 
     # What a stage of the forward pass shows is told by it, later phases follow from the weight.
     verdict = judged(step_results({output("a"): WRONG}), reports=changed)
