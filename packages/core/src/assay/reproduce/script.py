@@ -60,11 +60,9 @@ _FORMS = {
     "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()',
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})",
 }
-# An operation of one device, and the function with its first result on every device.
+# An operation of one device, which F.scaled_dot_product_attention runs on every device, and its later arguments.
 _OF_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-_PORTABLE = (
-    "F.scaled_dot_product_attention({}, {}, {}, enable_gqa=True, dropout_p={}, is_causal={}{})"
-)
+_OF_CPU_ARGUMENTS = ("dropout_p", "is_causal")
 
 OTHER = "  # not so in the reference"
 RIGHT = "  # not so in the candidate"
@@ -322,7 +320,8 @@ class _Writer:
         elif "c10d" in namespace:
             raise RuntimeError(f"ranks exchange tensors by {step.operation}")
         elif self._is_portable(step):
-            code = _PORTABLE.format(*args, "".join(f", {one}" for one in kwargs))
+            named = map("{}={}".format, ("enable_gqa", *_OF_CPU_ARGUMENTS), ("True", *args[3:]))
+            code = f"F.scaled_dot_product_attention({', '.join([*args[:3], *named, *kwargs])})"
         else:
             called = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
             code = f"{called}.{name}({', '.join([*args, *kwargs])})"

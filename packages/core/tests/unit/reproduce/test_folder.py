@@ -112,6 +112,27 @@ def test_fused_attention_is_made_smaller_in_backward_without_reading_foreign_mem
     assert one.severity >= 2
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_fused_attention_is_written_as_the_function_of_every_device(
+    *,
+    is_causal: bool,
+) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 16, 8), torch.randn(2, 2, 16, 8)
+
+    def attend(query: Tensor, key: Tensor, factor: float = 1.0) -> Tensor:
+        function = torch.nn.functional.scaled_dot_product_attention
+        return function(query * factor, key, key, enable_gqa=True, is_causal=is_causal)
+
+    programs = record(partial(attend, factor=1.1), query, key), record(attend, query, key)
+    right = attend(query.double(), key.double())
+    answer = {"answer": right, "kept": torch.ones(2, 4, 16, dtype=torch.bool)}
+    one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    assert one.text.count("F.scaled_dot_product_attention(") == 2
+    assert one.text.count("is_causal=True") == 2 * is_causal
+
+
 def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     one = build_for(doubled_row)
     assert severity(one.measure(one.dtype, "cpu")) > 1
