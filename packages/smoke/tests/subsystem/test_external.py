@@ -150,7 +150,9 @@ def test_a_first_step_that_a_loss_scale_may_skip_is_no_pass(tmp_path: Path) -> N
     verdict = run(tmp_path, "model one step old")
 
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert str(verdict.levels["first-save"].reason).endswith("and write `precision`")
+    assert str(verdict.levels["first-save"].reason).endswith(
+        "Write `learning_rates` and `precision`"
+    )
 
 
 def test_a_first_step_without_a_logged_rate_is_no_pass(tmp_path: Path) -> None:
@@ -162,7 +164,9 @@ def test_a_first_step_without_a_logged_rate_is_no_pass(tmp_path: Path) -> None:
     verdict = run_external(toml, tmp_path / "results", SilentProgress())
 
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert str(verdict.levels["first-save"].reason).endswith("skips it; log the learning rate")
+    assert str(verdict.levels["first-save"].reason).endswith(
+        "Write `learning_rates` and `precision`"
+    )
 
 
 def test_a_first_step_with_a_rate_of_zero_is_no_old_model(tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ DataLevel = Literal[
 ]
 LEVELS: tuple[DataLevel, ...] = get_args(DataLevel)
 
-_MOST_NAMED = 3
-
 
 class RaisedError(UsageError):
     """A function of a user or library that raised an exception or returned a malformed result."""
@@ -141,9 +139,8 @@ class SubjectReport(Record):
         for error in declined:
             by_reason.setdefault(error.reason, []).append(error.case)
         for reason, cases in by_reason.items():
-            more = f"; and {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
-            number = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
-            self.note(f"declines {number} ({reason}): {'; '.join(cases[:_MOST_NAMED])}{more}")
+            number = "1 case" if len(cases) == 1 else f"{len(cases)} cases, such as"
+            self.note(f"declines {number} {cases[0]} ({reason})")
         for name in self.untried if declined else ():
             del self.cases[name]
             self.note(f"not tried because all plans for it are declined: {name}")

@@ -294,12 +294,13 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
         return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
     is_positive = first == 0 < second or first > second > 0
-    if not is_positive or library.precision is None:
+    declared = library.learning_rates[step - 1] if library.learning_rates else 0.0
+    if not (is_positive or declared > 0) or library.precision is None:
         return not_compared(
             f"{held}: saved models are one step old, or that step changed nothing, as with a rate of 0 or if a"
-            " loss scale skips it. Log rates that fall from the first step on, and write `precision`"
+            " loss scale skips it. Write `learning_rates` and `precision`"
         )
-    rate = second if step == 2 else first
+    rate = declared or (first, second)[step - 1]
     old = f"although its learning rate is {rate:g}: saved models are one step old"
     return failed_checkpoint(step, len(saved.hashes), f"{held}, {old}")
 

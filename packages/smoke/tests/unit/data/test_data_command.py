@@ -264,9 +264,7 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
     assert f"not tried because all plans for it are declined: {NEW_ORDER}" in report.notes
     (declined,) = [note for note in report.notes if note.startswith("declines")]
     assert declined == (
-        "declines 4 cases (never shuffled): 12 samples, batches of 1, 1 rank, shuffled, seed 0; 12 samples,"
-        " batches of 1, 1 rank, shuffled, drop_last, seed 0; 12 samples, batches of 3, 2 ranks, shuffled,"
-        " seed 0; and 1 more"
+        "declines 4 cases, such as 12 samples, batches of 1, 1 rank, shuffled, seed 0 (never shuffled)"
     )
 
 
@@ -336,7 +334,7 @@ def test_a_sampler_that_cannot_resume_is_judged_without() -> None:
     plans = [plan for plan in SAMPLER_PLANS if not plan.shuffle and plan.num_samples == 12]
     report = check_sampling(Subject("it"), never_resumed, plans)
     assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER, SEEDED, RESUMED}
-    assert report.notes[0].startswith("declines 18 cases (NotImplementedError): 12 samples")
+    assert report.notes[0].startswith("declines 18 cases, such as 12 samples")
 
 
 def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,25 +104,29 @@ def test_a_loss_of_each_rank_is_suspected_where_there_are_ranks(
     assert level.reason == f"the uninterrupted run {words}{hint}"
 
 
-ADVICE = "skips it. Log rates that fall from the first step on, and write `precision`"
+ADVICE = "skips it. Write `learning_rates` and `precision`"
 
 
 @pytest.mark.parametrize(
-    ("precision", "rates", "verdict", "end"),
+    ("precision", "rates", "declared", "verdict", "end"),
     [
-        ("float32", [2e-3, 1e-3], Outcome.FAIL, "rate is 0.002: saved models are one step old"),
-        ("float32", [0.0, 1e-3], Outcome.FAIL, "rate is 0.001: saved models are one step old"),
-        ("float32", [1e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [1e-3, 2e-3], Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [1e-3, 0.0], Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [None, None], Outcome.NOT_COMPARED, ADVICE),
-        (None, [2e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
-        (None, [1e-3, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [5e-4, 1e-3], [5e-4, 1e-3], Outcome.FAIL, "rate is 0.0005: saved models are one step old"),
+        ("float32", [5e-4, 1e-3], [0.0, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        (None, [5e-4, 1e-3], [5e-4, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [2e-3, 1e-3], None, Outcome.FAIL, "rate is 0.002: saved models are one step old"),
+        ("float32", [0.0, 1e-3], None, Outcome.FAIL, "rate is 0.001: saved models are one step old"),
+        ("float32", [1e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [1e-3, 2e-3], None, Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [1e-3, 0.0], None, Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [None, None], None, Outcome.NOT_COMPARED, ADVICE),
+        (None, [2e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
+        (None, [1e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
     ],
-)
+)  # fmt: skip
 def test_an_old_model_fails_or_says_what_is_missing(
     precision: str | None,
     rates: list[float | None],
+    declared: list[float] | None,
     verdict: Outcome,
     end: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -132,7 +136,10 @@ def test_an_old_model_fails_or_says_what_is_missing(
     )
     cycle: Any = SimpleNamespace(
         library=SimpleNamespace(
-            launch=["{steps}", "{save_every}"], precision=precision, model_copy=lambda **_: None
+            launch=["{steps}", "{save_every}"],
+            precision=precision,
+            learning_rates=declared,
+            model_copy=lambda **_: None,
         ),
         run=lambda *_, **__: short,
         start=FIRST,
