@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -37,9 +37,9 @@ class StepResult:
     """The words after `assay`, without `--output`: it repeats the command."""
     folder: Path
     """The folder of its verdict."""
-    code: int
-    """0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED."""
-    seconds: float
+    code: int | None = None
+    """0 PASS, 1 FAIL, 2 usage or environment error, 3 NOT_COMPARED; None if it was not started."""
+    seconds: float | None = None
     failure: str = ""
     """The reason that it does not pass; "" for a pass."""
     num_unchecked: int = 0
@@ -52,38 +52,32 @@ class JobResult:
 
     target: str
     results: tuple[StepResult, ...]
-    not_started: tuple[Step, ...] = ()
-    """The commands of the tiers after one that does not pass."""
 
     @property
     def exit_code(self) -> int:
         """The code of the worst command: 2, then 1, then 3, then 0."""
-        codes = {result.code for result in self.results}
+        codes = [result.code for result in self.results]
         return next(code for code in (2, 1, 3, 0) if code in codes)
 
     @property
     def title(self) -> str:
         """Return the machine, the outcome and what is unchecked in one line."""
         left = _describe_unchecked(sum(result.num_unchecked for result in self.results))
-        waiting = len(self.not_started)
+        waiting = sum(result.code is None for result in self.results)
         rest = f", {waiting} command{'s' if waiting > 1 else ''} not started" if waiting else ""
         return f"{self.target}: {_WORDS[self.exit_code]}{left}{rest}"
 
     @property
     def cells(self) -> list[dict[str, str]]:
         """Return the line of each command in every format, by column."""
-        rows = [
-            (
-                one.step,
-                one.failure or f"PASS{_describe_unchecked(one.num_unchecked)}",
-                f"{one.seconds:.0f} s",
-            )
-            for one in self.results
-        ]
-        rows += [(step, "not started", "") for step in self.not_started]
         return [
-            {"tier": step.tier, "command": step.name, "result": result, "time": time}
-            for step, result, time in rows
+            {
+                "tier": one.step.tier,
+                "command": one.step.name,
+                "result": one.failure or f"PASS{_describe_unchecked(one.num_unchecked)}",
+                "time": "" if one.seconds is None else f"{one.seconds:.0f} s",
+            }
+            for one in self.results
         ]
 
 
@@ -94,21 +88,21 @@ def run_steps(target: str, steps: Sequence[Step], root: Path, folder: Path) -> J
     folder: an absolute path; each command writes into a folder below it.
     """
     results: list[StepResult] = []
-    not_started: list[Step] = []
     for _, tier in groupby(steps, lambda step: step.tier):
-        if any(result.code for result in results):
-            not_started += tier
-        else:
-            results += [_run_step(step, root, folder) for step in tier]
-    return JobResult(target, tuple(results), tuple(not_started))
+        passes = not any(result.code for result in results)
+        for step in tier:
+            words = step.words_in(Path(shown_path(folder, root.resolve())))
+            why = "not started: an earlier tier does not pass"
+            waiting = StepResult(step, words, folder / step.name, failure=why)
+            results.append(_run(waiting, root) if passes else waiting)
+    return JobResult(target, tuple(results))
 
 
-def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
-    own = folder / step.name
-    words = step.words_in(Path(shown_path(folder, root.resolve())))
-    print_error(f"{step.tier}: {shlex.join(('assay', *words))}")
+def _run(waiting: StepResult, root: Path) -> StepResult:
+    own = waiting.folder
+    print_error(f"{waiting.step.tier}: {shlex.join(('assay', *waiting.words))}")
     started = time.monotonic()
-    command = [sys.executable, "-m", "assay.cli", *words, "--output", str(own)]
+    command = [sys.executable, "-m", "assay.cli", *waiting.words, "--output", str(own)]
     with subprocess.Popen(
         command, cwd=root, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
@@ -116,10 +110,10 @@ def _run_step(step: Step, root: Path, folder: Path) -> StepResult:
     code, failure = _judge(process.returncode, own)
     if process.returncode and code == _ERROR and complaint:
         failure = complaint
-    unchecked = (
-        0 if code else sum(report.num_unchecked for report in read_reports(find_runs(own))[0])
-    )
-    return StepResult(step, words, own, code, time.monotonic() - started, failure, unchecked)
+    reports = [] if code else read_reports(find_runs(own))[0]
+    unchecked = sum(report.num_unchecked for report in reports)
+    seconds = time.monotonic() - started
+    return replace(waiting, code=code, seconds=seconds, failure=failure, num_unchecked=unchecked)
 
 
 def _forward(lines: Iterable[str]) -> str:
@@ -173,23 +167,16 @@ def _describe_unchecked(count: int) -> str:
 
 
 def _list_suites(job: JobResult, reports: list[Report], folder: Path) -> Iterator[Suite]:
-    cases = [_make_case(result) for result in job.results]
-    waiting = [
-        Case(f"{step.tier}: {step.name}", "error", "not started: an earlier tier does not pass")
-        for step in job.not_started
-    ]
-    yield Suite(job.target, cases + waiting)
+    yield Suite(job.target, [_make_case(result) for result in job.results])
     for report in reports:
         parts = report.folder.relative_to(folder).parts
         yield make_suite(report, ".".join((job.target, *parts)))
 
 
 def _make_case(result: StepResult) -> Case:
+    problems: dict[int | None, Problem | None] = {0: None, 1: "failure"}
+    problem, command = problems.get(result.code, "error"), shlex.join(("assay", *result.words))
     name = f"{result.step.tier}: {result.step.name}"
-    if not result.code:
-        return Case(name, seconds=result.seconds)
-    problem: Problem = "failure" if _WORDS[result.code] == Outcome.FAIL else "error"
-    command = shlex.join(("assay", *result.words))
     return Case(name, problem, result.failure, command, result.seconds)
 
 

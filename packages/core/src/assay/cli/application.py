@@ -418,9 +418,10 @@ def report(
     from assay.files import write_whole
     from assay.output.console import open_console
     from assay.report.junit import make_suite, render_junit
-    from assay.report.page.html import append_summary, publish_one, publish_several
+    from assay.report.page.html import append_summary, publish_one, write_index
     from assay.report.run_report import read_report
     from assay.report.text_formats import print_index, print_report, render_markdown_of
+    from assay.runs import RunFolder
     from assay.runs.results import format_verdict
     from assay.verdicts import overall_outcome
 
@@ -429,7 +430,8 @@ def report(
     if len(reports) == 1:
         print_report(reports[0], console, publish_one(reports[0], output))
     else:
-        print_index(reports, console, publish_several(reports, output))
+        page = write_index(reports, RunFolder.create("report", output).path)
+        print_index(reports, console, page)
     if markdown is not None:
         append_summary(markdown, render_markdown_of(reports))
     if junit is not None:

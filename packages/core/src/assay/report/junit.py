@@ -65,7 +65,7 @@ def make_suite(report: Report, name: str) -> Suite:
     cases = [_make_case(rung, words.headline) for rung in report.ladder]
     names = [case.name for case in cases if case.problem == problem]
     if not names:
-        return Suite(name, [_with_text(Case("verdict", problem, words.headline), report), *cases])
+        cases, names = [Case("verdict", problem, words.headline), *cases], ["verdict"]
     row = report.decided.deciding
     decided = row.level if row and row.level in names else names[0]
     return Suite(name, [_with_text(one, report) if one.name == decided else one for one in cases])
@@ -88,7 +88,6 @@ def _make_case(rung: LadderRung, headline: str) -> Case:
 
 def _with_text(case: Case, report: Report) -> Case:
     """Return the case with the message of the verdict, without lines that only repeat the reason of a level."""
-    # The reason of a level is the message of its own test.
     reasons = tuple(rung.reason for rung in report.ladder if rung.reason)
     lines = report.explanation.message.splitlines()
     kept = (line for line in lines if not line.endswith((case.message, *reasons)))

@@ -119,9 +119,9 @@ class LadderRung:
         row = self.worst
         if row is None or self.is_elsewhere:
             return self.error
-        rank = f"rank {row.rank}" if row.rank else ""
-        place = ", ".join(filter(None, (one_line(row.module), row.phase, f"step {row.step}", rank)))
-        return f"{place}: {', '.join(filter(None, (self.error, self.cells['ratio / limit'])))}"
+        rank = f", rank {row.rank}" if row.rank else ""
+        place = f"{one_line(row.module)}, {row.phase}, step {row.step}{rank}".removeprefix(", ")
+        return f"{place}: {self.error}, {self.cells['ratio / limit']}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -149,11 +149,7 @@ class Report:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """Put the verdict into words.
-
-        If the golden is kept, the next command makes the failure a folder. A detail then names the command
-        that explains the diagnosis.
-        """
+        """Put the verdict into words; if the golden is kept, the next command makes the failure a folder."""
         words, causes = explain_verdict(self.verdict, self.decided), explain_command(self.verdict)
         next_command = self._reproduction or words.next_command
         more = [f"its causes: {causes}"] if causes and causes != next_command else []

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page
 
 from assay.judge.wording import format_number
-from assay.report.page.html import publish_one, publish_several, render_first_screen
+from assay.report.page.html import publish_one, render_first_screen, write_index
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.subsystem.report.opened_pages import (
@@ -236,7 +236,7 @@ def test_index_of_runs_opens_and_leads_to_a_run(chromium: Chromium, tmp_path: Pa
         read_report(write_sample(tmp_path / "clean", Sample(faulty_module=None))),
         read_report(write_sample(tmp_path / "failed", Sample())),
     ]
-    opened = chromium.open(publish_several(runs, tmp_path / "all"), width=400)
+    opened = chromium.open(write_index(runs, tmp_path), width=400)
     assert opened.page.locator("h1").inner_text() == "1 FAIL, 1 PASS"
     words: Any = opened.page.locator(".runs tbody .word").all_inner_texts()
     assert words == ["✗ FAIL", "✓ PASS"]

@@ -69,20 +69,20 @@ def test_a_pass_says_how_many_parts_are_unchecked(
 
 def test_a_tier_that_fails_runs_to_its_end_and_stops_the_next(run: Run, tmp_path: Path) -> None:
     job = run([LOAD, GENERATE, SMOKE], {"load": 1}, {"load": "faulty"})
-    assert [result.step for result in job.results] == [LOAD, GENERATE]
-    assert job.not_started == (SMOKE,)
+    ended = [(result.step, result.code) for result in job.results]
+    assert ended == [(LOAD, 1), (GENERATE, 0), (SMOKE, None)]
     assert job.exit_code == 1
     summary = write_job(job, tmp_path / "runs")
     assert summary == (tmp_path / "runs" / SUMMARY_FILE).read_text(encoding="utf-8")
     lines = summary.splitlines()
     assert lines[0] == "# box: FAIL, 1 command not started"
-    assert "| smoke | smoke | not started |  |" in lines
+    assert "| smoke | smoke | not started: an earlier tier does not pass |  |" in lines
     page = (tmp_path / "runs" / INDEX_FILE).read_text(encoding="utf-8")
     assert "<h1>box: FAIL, 1 command not started</h1>" in page
     cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in page.splitlines() if "<tr>" in row]
     assert [row[:3] for row in cells if len(row) == 4] == [
         ["check", "load", "FAIL, exit code 1"], ["check", "generate", "PASS"],
-        ["smoke", "smoke", "not started"],
+        ["smoke", "smoke", "not started: an earlier tier does not pass"],
     ]  # fmt: skip
     assert "assay check load m" in lines
     root = ET.parse(tmp_path / "runs" / JUNIT_FILE).getroot()  # noqa: S314 - written above

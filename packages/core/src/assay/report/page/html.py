@@ -81,15 +81,11 @@ def render_index(
     lines = list_runs(reports, base)
     ordered = [report for line in lines for report in line.reports]
     shown = {report.folder: shown_path(report.folder, base) for report in reports}
+    title = title or describe_counts([report.verdict.verdict for report in ordered])
     return _render(
-        "index.html.j2",
-        title=title or describe_counts([report.verdict.verdict for report in ordered]),
-        commands=commands,
-        lines=lines,
-        reports=ordered,
-        link_of=link_of,
-        shown=shown,
-    )
+        "index.html.j2", title=title, commands=commands, lines=lines, reports=ordered,
+        link_of=link_of, shown=shown,
+    )  # fmt: skip
 
 
 def render_page(template: Path, **context: object) -> str:
@@ -176,15 +172,6 @@ def publish_one(report: Report, output: Path | None = None) -> Path:
     """
     folder = RunFolder.create("report", output).path if output else report.folder
     return write_whole(folder / REPORT_FILE, render_html(report))
-
-
-def publish_several(reports: list[Report], output: Path | None = None) -> Path:
-    """Write each run's page to its folder, and an index of all to the new folder `output`.
-
-    Returns: the path of the index.
-    Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
-    """
-    return write_index(reports, RunFolder.create("report", output).path)
 
 
 def write_index(reports: list[Report], folder: Path, title: str = "", commands: Cells = ()) -> Path:

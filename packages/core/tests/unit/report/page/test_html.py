@@ -15,9 +15,9 @@ from assay.report.page.html import (
     MAX_PAGE_BYTES,
     append_summary,
     publish_one,
-    publish_several,
     render_html,
     render_index,
+    write_index,
 )
 from assay.report.run_report import Report, read_report
 from assay.runs import FolderError
@@ -198,7 +198,8 @@ def test_another_folder_must_be_new(report: Report, tmp_path: Path) -> None:
 
 
 def test_index_links_to_pages_by_relative_paths(report: Report, tmp_path: Path) -> None:
-    index = publish_several([report, report], tmp_path / "all")
+    (tmp_path / "all").mkdir()
+    index = write_index([report, report], tmp_path / "all")
     assert index == tmp_path / "all" / "index.html"
     assert 'href="../a%20run/report.html"' in index.read_text(encoding="utf-8")
     assert (report.folder / "report.html").is_file()
