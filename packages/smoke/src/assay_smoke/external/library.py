@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from assay.errors import UsageError
+from assay.errors import UsageError, suggest
 from assay.files import UnreadableFileError, read_toml_record
 from assay.models.sources import resolve_model
 from assay.verdicts import Record
@@ -30,7 +30,7 @@ PLACEHOLDERS = frozenset(
 )  # fmt: skip
 # Placeholders that state how the rows of a step are split.
 _SPLIT = ("ranks", "accumulation", "batch_size")
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 
 # A word of a launch line that is a program's source, not an option or another program's text.
 _SCRIPT = re.compile(r"[^\s{}=-][^\s{}=]*\.(py|sh)")
@@ -308,5 +308,4 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 def _require_known(words: list[str], known: frozenset[str], key: str) -> None:
     named = {name for word in words for name in _PLACEHOLDER.findall(word)}
     if unknown := sorted(named - known):
-        there = ", ".join(f"{{{name}}}" for name in sorted(known))
-        raise ValueError(f"`{key}` has the placeholder {{{unknown[0]}}}; there are: {there}")
+        raise ValueError(f"`{key}` has an {suggest('placeholder', unknown[0], sorted(known))}")
