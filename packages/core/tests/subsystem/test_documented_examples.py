@@ -1,9 +1,15 @@
 """The examples in the documents run as printed, from an empty folder, and print what the documents show."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from assay.models.load import load_model
+from assay.models.transformers_calls import save_pretrained
 from tests.repo.documented_commands import assert_shown, follow
 
 ROOT = Path(__file__).parents[4]
@@ -20,6 +26,35 @@ PAGES = {
     "pytest": 2,
     "smoke": 1,
 }
+
+
+_JOB = """
+[machines.box]
+run = "cpu/float32"
+
+[[train]]
+model = "models/tiny"
+candidate-trainer = "ci/trainer.py:Trainer"
+
+[[smoke]]
+case = "command:ci/train.toml"
+"""
+
+# What the class of the page calls.
+_STEP = """
+
+def build_optimizer(model, learning_rate):
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate)
+
+
+def sum_losses(model, micro_batch):
+    logits = model(
+        input_ids=micro_batch["input_ids"], attention_mask=micro_batch["attention_mask"]
+    ).logits
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), micro_batch["labels"][:, 1:].flatten(), reduction="sum"
+    )
+"""
 
 
 def read_page(name: str) -> str:
@@ -39,6 +74,32 @@ def test_faults_of_trainers_print_what_the_page_shows(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples/own_trainer.py").symlink_to(ROOT / "examples/own_trainer.py")
     assert follow(read_page("training"), tmp_path) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_trainer_that_is_a_package_passes_the_job_of_the_page(tmp_path: Path) -> None:
+    loop = (ROOT / "examples/plain_training/train.py").read_text(encoding="utf-8")
+    option = '    parser.add_argument("--device")\n    return parser'
+    package = {
+        "tinytrain/__init__.py": loop.replace("    return parser", option, 1) + _STEP,
+        "tinytrain/__main__.py": "import tinytrain\n\ntinytrain.main()\n",
+        "ci/own_trainer.py": (ROOT / "examples/own_trainer.py").read_text(encoding="utf-8"),
+        "assay.toml": _JOB,
+    }
+    for name, text in package.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    model = load_model("micro:llama", dtype="float32").model
+    save_pretrained(model, tmp_path / "models/tiny")
+    follow(re.sub("(?ms)^```(bash|yaml).*?^```", "", read_page("ci")), tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "assay.cli", "ci", "run", "box", "--output", "out"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0
 
 
 def test_the_readme_shows_the_failure_of_the_first_ten_minutes() -> None:

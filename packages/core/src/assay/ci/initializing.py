@@ -34,9 +34,12 @@ class NewMachine:
     runs_on: Sequence[str]
     run: str
     start: str = "label"
+    pip_index: str = ""
 
 
-_HOSTED = NewMachine("cpu", ["ubuntu-24.04"], "cpu/bfloat16", "commit")
+_HOSTED = NewMachine(
+    "cpu", ["ubuntu-24.04"], "cpu/bfloat16", "commit", "https://download.pytorch.org/whl/cpu"
+)
 
 
 def read_machine(option: str) -> NewMachine:
@@ -106,7 +109,9 @@ def make_files(
     """
     wanted = _TEMPLATES if workflows else {FILE: _TEMPLATES[FILE]}
     if existing := [name for name in wanted if (root / name).exists()]:
-        raise UsageError(f"{root} already has {', '.join(existing)}: edit it, or remove it first")
+        raise UsageError(
+            f"{root} already has {', '.join(existing)}: edit it if it is assay's, else rename it first"
+        )
     if commit and not _COMMIT.fullmatch(commit):
         raise UsageError(f"--commit {commit}: write all 40 digits of a commit of {ASSAY}")
     if workflows:

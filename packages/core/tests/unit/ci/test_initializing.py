@@ -51,7 +51,8 @@ def test_the_written_configuration_starts_each_machine(root: Path) -> None:
         "cpu/float32",
     )  # fmt: skip
     hosted = configuration.find("cpu")
-    assert (hosted.start, hosted.pip_index) == ("commit", "")
+    assert (hosted.start, hosted.pip_index) == ("commit", "https://download.pytorch.org/whl/cpu")
+    assert configuration.find("box").pip_index == ""
 
 
 def test_a_machine_without_github_needs_no_runner(root: Path) -> None:
@@ -68,6 +69,13 @@ def test_a_machine_without_github_needs_no_runner(root: Path) -> None:
     assert [step.tier for step in plan.steps(configuration)] == ["check"]
     assert plan.jobs == ()
     assert plan.refused.endswith("on that machine: assay ci run box")  # GitHub has none
+
+
+def test_without_workflows_no_label_starts_a_machine(root: Path) -> None:
+    text = write(root, "box=my-box@sim:fp8/bfloat16", workflows=False)["assay.toml"]
+    assert "[machines.box] # started by: assay ci run box\n" in text
+    assert "started by the label" not in text
+    assert read_configuration(root).find("box").runs_on == ("my-box",)
 
 
 def test_a_machine_without_a_runner_stands_next_to_one_with_a_runner(root: Path) -> None:
@@ -114,8 +122,12 @@ def test_every_commented_example_is_valid(root: Path) -> None:
     commented = re.sub(r"(?m)^# (?=\[\[|[a-z-]+ = )", "", text)
     (root / "assay.toml").write_text(commented, encoding="utf-8")
     assert set(tomllib.loads(commented)) >= {"train", "smoke", "data", "expectations", "bench"}
-    names = [step.name for step in list_steps(read_configuration(root), "cpu")]
-    assert names == ["generate", "train", "smoke", "data", "expectations"]
+    steps = list_steps(read_configuration(root), "cpu")
+    names = [step.name for step in steps]
+    assert names == ["generate", "train-1", "train-2", "smoke", "data", "expectations"]
+    # In bfloat16, rounding hides small updates: the second entry is the same in float32.
+    first, second = (step.words for step in steps[1:3])
+    assert second == tuple("cpu/float32" if word == "cpu/bfloat16" else word for word in first)
 
 
 def test_every_commented_example_is_explained_by_a_sentence(root: Path) -> None:
@@ -160,7 +172,8 @@ def test_a_worktree_of_git_is_a_repository(tmp_path: Path) -> None:
 
 def test_each_workflow_has_at_most_40_lines(root: Path) -> None:
     files = write(root, "a=b@cpu/float32")
-    assert {name for name, text in files.items() if len(text.splitlines()) > 40} == set()
+    workflows = {name: text for name, text in files.items() if name.endswith(".yml")}
+    assert {name for name, text in workflows.items() if len(text.splitlines()) > 40} == set()
     assert len(files) == 3
 
 
@@ -168,7 +181,7 @@ def test_each_workflow_has_at_most_40_lines(root: Path) -> None:
 def test_an_existing_file_is_never_replaced(root: Path, name: str) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).touch()
-    with pytest.raises(UsageError, match=f"already has {re.escape(name)}"):
+    with pytest.raises(UsageError, match=f"already has {re.escape(name)}: edit .* rename"):
         make_files(root, [], "", "")
 
 
