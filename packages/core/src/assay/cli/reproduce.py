@@ -73,18 +73,22 @@ def reproduce(
     from assay.verdicts import Outcome
 
     verdict, rows = _read_failure(run)
-    failed, places = _read_check(context, verdict, run), _places(verdict, place)
+    (kind, check), places = _read_check(context, verdict, run), _places(verdict, place)
     why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
     # Inputs of no module are those that a loader hands out: no value shows their error.
     of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
-    if of_loader and why and failed.record is not None:
+    if of_loader and why:
         raise UsageError(
             f"{run} cannot be reproduced: {why}, and no operation of torch hands out the inputs"
         )
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     reasons: list[str] = []
     with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
-        failed = failed.prepared(with_text, Path(scratch), progress)
+        if kind == "check train":  # with the options that the user's trainer has
+            from assay.training.check import with_user_code
+
+            check = with_user_code(check, Path(scratch), progress)
+        failed = _Failed(kind, check, with_text, Path(scratch), progress)
         for number, location in enumerate(places):
             attempts: list[Any] = [failed.find_operations, failed.find_state]
             if location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch":
@@ -92,7 +96,7 @@ def reproduce(
             elif number:
                 del attempts[1]
             for attempt in attempts:
-                found = attempt(location, rows, progress)
+                found = attempt(location, rows)
                 if isinstance(found, str):
                     reasons.append(f"{describe_place(location)}: {found}")
                 elif found is not None:
@@ -121,77 +125,64 @@ def _read_failure(run: Path) -> "tuple[Verdict, Sequence[Measurement]]":
 class _Failed:
     """A failed check, whose sides run once more."""
 
+    kind: str
     check: Any
     """Of generation or training, with its golden; the request of a load."""
-    record: str | None
-    """The module that records operations; None of a check without any."""
-    find: str
-    """The module that finds wrong values of the state."""
-    scratch: Path = Path()
-    may_hold_text: bool = True
-
-    def prepared(self, with_text: bool, scratch: Path, progress: "Progress") -> "_Failed":  # noqa: FBT001 - the option
-        """Return it with a folder for logs, and with the options that the user's trainer has."""
-        check, may_hold_text = self.check, True
-        if self.record is not None and self.find != self.record:
-            from assay.training.check import with_user_code
-
-            check = with_user_code(check, scratch, progress)
-        elif self.record is not None:
-            from assay.generate.golden import read_golden
-
-            # The texts of training are assay's own.
-            may_hold_text = with_text or read_golden(check.golden).inputs.prompts is None
-        return replace(self, check=check, scratch=scratch, may_hold_text=may_hold_text)
+    with_text: bool
+    scratch: Path
+    progress: "Progress"
 
     def _begin(self) -> tuple[Any, dict[str, Any]]:
         """Return the check with a new folder, and the world and the Python of its candidate."""
-        if self.record is None:
+        if self.kind == "check load":
             return self.check, {}
         check = replace(self.check, folder=Path(mkdtemp(dir=self.scratch)))
         device = parse_run(str(check.candidate)).device
         return check, {"world": world_of(check.mesh, device), "python": check.python}
 
     def find_operations(
-        self, location: "Location", rows: "Sequence[Measurement]", progress: "Progress"
+        self, location: "Location", rows: "Sequence[Measurement]"
     ) -> "Reproduction | str | None":
         """Return the operations behind a wrong value, or the reason why none fail by themselves."""
         from assay.devices.registry import open_run
+        from assay.generate.golden import read_golden
         from assay.judge.limits import load_limits
         from assay.replay.value_programs import Wanted, pair_programs
         from assay.reproduce.folder import build, find_tokens
         from assay.reproduce.script import STATISTICS
 
-        ports = _failed_ports(rows, location)
-        if self.record is None or not ports:
+        (module, _), ports = _FUNCTIONS[self.kind], _failed_ports(rows, location)
+        if module is None or not ports:
             return None
-        function: Any = RemoteFunction(f"{self.record}:record_programs", [self.record])
+        function: Any = RemoteFunction(f"{module}:record_programs", [module])
 
         def record(step: int | None) -> "list[ProgramPair]":
             check, candidate = self._begin()
-            return pair_programs(function, check, Wanted(step, ports), progress, **candidate)
+            return pair_programs(function, check, Wanted(step, ports), self.progress, **candidate)
 
         # Values that must be equal have no token, and their place no step.
         pairs = record(location.step) or record(None)
         run, limits = parse_run(str(self.check.candidate)), load_limits(self.check.limits)
         by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
-        with progress.step("making it smaller"):
+        with self.progress.step("making it smaller"):
             found = build(pairs, run.dtype, by_name, open_run(run).torch_device)
-        if not isinstance(found, str) and not self.may_hold_text and (tokens := find_tokens(found)):
-            return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
-        return found
+        if isinstance(found, str) or self.with_text or not (tokens := find_tokens(found)):
+            return found
+        # The texts of training are assay's own.
+        if self.kind == "check train" or read_golden(self.check.golden).inputs.prompts is None:
+            return found
+        return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
 
-    def find_state(
-        self, location: "Location", _: "Sequence[Measurement]", progress: "Progress"
-    ) -> "WrongValue | str":
+    def find_state(self, location: "Location", _: "Sequence[Measurement]") -> "WrongValue | str":
         """Return a wrong weight, moment or setting, or the reason why there is none."""
         from assay.reproduce.wrong_values import choose
 
-        find: Any = RemoteFunction(f"{self.find}:find_wrong_values", [self.find])
+        module = _FUNCTIONS[self.kind][1]
+        find: Any = RemoteFunction(f"{module}:find_wrong_values", [module])
         check, candidate = self._begin()
         request, folder = (check, location.phase), Path(mkdtemp(dir=self.scratch))
         by_rank = call(
-            find, request, folder=folder, name="candidate", progress=progress, **candidate
+            find, request, folder=folder, name="candidate", progress=self.progress, **candidate
         )
         found = choose([one for of_rank in by_rank for one in of_rank], location.parameter)
         return found or (
@@ -211,12 +202,21 @@ def _places(verdict: "Verdict", place: int | None) -> "list[Location]":
     return [places[place]]
 
 
-def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Failed:
+def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> tuple[str, Any]:
+    """Return the kind of check, and the check with its golden, or the request of a load."""
     from assay.api import checks
 
     kind = " ".join(verdict.command[1:3])
     if kind not in _FUNCTIONS:
-        raise UsageError(_name_other_command(verdict, run))
+        job = "train" if verdict.command[1:2] == ["smoke"] else "generate"
+        name, sides = (
+            verdict.model.get("name") or "MODEL",
+            "--reference cpu/float32 --candidate RUN",
+        )
+        raise UsageError(
+            f"{run} is of `assay {' '.join(verdict.command[1:2])}`, which records no inputs of a module: run `assay"
+            f" check {job} {name} {sides}`, and reproduce its FAIL"
+        )
     command: Any = context.find_root().command
     for name in kind.split():
         command = command.get_command(context, name)
@@ -224,8 +224,7 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Faile
     del given["as_json"]
     check: Any
     if kind == "check load":
-        check = checks.load_request_of(read_values(checks.check_load, given))
-        return _Failed(check, *_FUNCTIONS[kind])
+        return kind, checks.load_request_of(read_values(checks.check_load, given))
     if kind == "check generate":
         check = checks.generate_check_of(read_values(checks.check_generate, given))
         here, recorded = run / HERE_FOLDER / GOLDEN_FOLDER, check.golden
@@ -236,24 +235,7 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> _Faile
     check = replace(check, golden=recorded or run / GOLDEN_FOLDER)
     if not check.golden.is_dir():
         raise UsageError(f"{check.golden} was not kept: run the check again with --keep replay")
-    return _Failed(check, *_FUNCTIONS[kind])
-
-
-_NOT_REPRODUCED = {
-    "compare": "compares dumps without the program that made them",
-    "smoke": "records losses and hashes, and no inputs of a module",
-}
-
-
-def _name_other_command(verdict: "Verdict", run: Path) -> str:
-    """Name the check to run where a run of another command cannot be reproduced itself."""
-    command = " ".join(verdict.command[1:2])
-    job = "train" if command == "smoke" else "generate"
-    model, sides = verdict.model.get("name") or "MODEL", "--reference cpu/float32 --candidate RUN"
-    return (
-        f"{run} is of `assay {command}`, which {_NOT_REPRODUCED.get(command, 'computes no values')}: run"
-        f" `assay check {job} {model} {sides}`, and reproduce its FAIL"
-    )
+    return kind, check
 
 
 def _failed_ports(

@@ -192,33 +192,26 @@ def _explain_golden(
 ) -> "tuple[Judgement, GenerateCheck]":
     """Name what changed since the golden of a failed candidate: settings of the model, or the environment.
 
+    Where packages changed, the candidate is checked against a reference of this environment.
+
     Returns: the judgement that holds, and the check that it is of.
     """
     if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
-    from assay.generate.golden import read_golden, renewal_command  # torch
-    from assay.models.config_files import describe_setting_changes, record_settings
-
-    golden = read_golden(check.golden_folder)
-    now = record_settings(check.model, check.remote_code)
-    if settings := describe_setting_changes(golden.settings, now):
-        renewal = renewal_command(golden.model_dump(by_alias=True))
-        judgement = judgement.with_note(f"{settings} capture the golden again: {renewal}")
-    packages = describe_packages(changed_packages(golden.environment, provenance()))
-    return _explain_drift(judgement, check, packages, progress) if packages else (judgement, check)
-
-
-def _explain_drift(
-    judgement: "Judgement", check: GenerateCheck, packages: str, progress: Progress
-) -> "tuple[Judgement, GenerateCheck]":
-    """Check a failed candidate against a reference of this environment, in which `packages` changed."""
     from assay.generate.drift import is_rounding  # torch
     from assay.generate.golden import read_golden, renewal_command
     from assay.judge.code_changes import describe_changes
     from assay.judge.wording import describe_rounding
+    from assay.models.config_files import describe_setting_changes, record_settings
 
     golden = read_golden(check.golden_folder)
+    now = record_settings(check.model, check.remote_code)
     renewal = renewal_command(golden.model_dump(by_alias=True))
+    if settings := describe_setting_changes(golden.settings, now):
+        judgement = judgement.with_note(f"{settings} capture the golden again: {renewal}")
+    packages = describe_packages(changed_packages(golden.environment, provenance()))
+    if not packages:
+        return judgement, check
     reference = parse_run(golden.reference["run"])
     folder = check.folder / HERE_FOLDER
     here = replace(check, folder=folder, golden=None, reference=reference, inputs=golden.inputs)
@@ -245,9 +238,6 @@ def _explain_drift(
         )
         return own.with_note(note), here
     rmtree(folder)  # it holds what decided, or nothing
-    if changes:
-        note = f"{code}; {agrees}. If the change is intended, capture the golden again: {renewal}"
-        return judgement.with_note(note), check
     judge_here = assay_command(
         *("check", "generate", check.model),
         reference=reference,
@@ -256,7 +246,9 @@ def _explain_drift(
         candidate_python=check.python or sys.executable,
     )
     note = (
-        f"undecided: the exact values are those of the golden, and {agrees}, but the error is larger than another"
+        f"{code}; {agrees}. If the change is intended, capture the golden again: {renewal}"
+        if changes
+        else f"undecided: the exact values are those of the golden, and {agrees}, but the error is larger than another"
         f" rounding explains ({packages}). A fault that both share here agrees as well. To find it, in a new environment"
         f" with the versions of the golden, not this one: {judge_here}"
     )

@@ -3,9 +3,10 @@
 Yardstick, noise run and candidate record the outputs of each operation in this call, in their own processes.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -141,15 +142,30 @@ def _operations(
     separate: tuple[str, ...] | None,
 ) -> RecordedOperations:
     """Run a side on the recorded inputs, and return the operations of the call at `site`."""
-    replayer = Replayer(
-        section.steps, section.boundary, attention_of(side.loaded), source=work.source
-    )
-    replayer.layout = side.layout
-    tracer = ModuleTracer(replayer)
+    tracer = ModuleTracer(open_replay(side, section, work))
     recorder = OperationRecorder(tracer, (site.module, site.step, 0), separate)
+    run_inside(recorder, tracer, side, section, work)
+    return RecordedOperations(recorder.operations, recorder.called)
+
+
+def open_replay(side: Side, section: GoldenSection, work: Work) -> Replayer:
+    """Return what replays `work` step by step."""
+    attention = attention_of(side.loaded)
+    return Replayer(
+        section.steps, section.boundary, attention, layout=side.layout, source=work.source
+    )
+
+
+def run_inside(
+    recorder: AbstractContextManager[Any],
+    tracer: ModuleTracer,
+    side: Side,
+    section: GoldenSection,
+    work: Work,
+) -> None:
+    """Run a side on the recorded tokens, with its operations inside `recorder`."""
     numbers = [batch.number for batch in section.batches]
     tokens = section.tensors("tokens")[numbers.index(work.batch.number)]
     with tracer.attached(side.loaded.model):
         tracer.begin_batch(work.batch.number, timeline_of(work.batch))
         run_forced(side, work, tokens[:, : work.batch.max_new_tokens], recorder)
-    return RecordedOperations(recorder.operations, recorder.called)

@@ -5,18 +5,16 @@ values in all batches and keeps the worst; the noise run records the same ones.
 """
 
 from assay.generate.candidate import load_candidate
-from assay.generate.find_operation import load_trusted, shortened
-from assay.generate.generation_loop import count_tokens, timeline_of
+from assay.generate.find_operation import load_trusted, open_replay, run_inside, shortened
+from assay.generate.generation_loop import count_tokens
 from assay.generate.golden import GoldenSection
-from assay.generate.passes import Side, run_forced, whole_batches
+from assay.generate.passes import Side
 from assay.generate.spec import GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
+from assay.inputs import Batch
 from assay.launch import Rank
-from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import load_model
-from assay.recording.programs import ProgramRecorder
-from assay.replay.modules import Replayer
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
 from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
@@ -48,43 +46,28 @@ def record_programs(
         side = load_trusted(check, section, "noise")
     else:
         side = load_candidate(check, section.golden, rank)
-    finder = ProgramFinder(wanted, ProgramRecorder(side.loaded.model), section.steps)
+    finder = ProgramFinder(side.loaded.model, wanted=wanted, trace=section.steps, found={})
     batches = {site.at.micro_batch for site in wanted.sites}
     for batch in section.batches:
         if not batches or batch.number in batches:
             with progress.task("recording the operations", count_tokens([batch]), "tokens"):
-                _run(side, section, finder, batch.number)
+                _run(side, section, finder, batch)
     return [*finder.found.values()]
 
 
-def _run(side: Side, section: GoldenSection, finder: ProgramFinder, number: int) -> None:
-    """Replay a batch up to the wanted step. A program holds operations of one step."""
-    step = finder.wanted.step
-    last = max((site.at.step for site in finder.wanted.sites), default=step)
-    work = next(one for one in whole_batches(section.batches) if one.batch.number == number)
-    if last is not None:
-        work = shortened(section, CallSite(last, "", micro_batch=number))
-    replayer = Replayer(
-        section.steps, section.boundary, attention_of(side.loaded), source=work.source
-    )
-    replayer.observer, replayer.layout = finder, side.layout
-    tracer = ModuleTracer(replayer)
-    running = -1
+def _run(side: Side, section: GoldenSection, finder: ProgramFinder, batch: Batch) -> None:
+    """Replay a batch up to the wanted step."""
+    wanted = finder.wanted
+    last = max((site.at.step for site in wanted.sites), default=wanted.step)
+    step = batch.max_new_tokens if last is None else last
+    work = shortened(section, CallSite(step, "", micro_batch=batch.number))
+    replayer = open_replay(side, section, work)
+    replayer.observer, tracer = finder, ModuleTracer(replayer)
 
-    def is_wanted() -> bool:
-        nonlocal running
-        if finder.wanted.is_of_loop:
-            return True
-        if tracer.active is None:
-            return False
-        now = tracer.active.call.site.step
-        if now != running:
-            running = now
-            finder.recorder.forget()
-        return step in (None, now)
+    def is_recording() -> bool:
+        active = tracer.active
+        return wanted.is_of_loop or bool(active and finder.begin_step(active.call.site.step))
 
-    finder.recorder.is_recording = is_wanted
-    tokens = section.tensors("tokens")[[one.number for one in section.batches].index(number)]
-    with tracer.attached(side.loaded.model):
-        tracer.begin_batch(number, timeline_of(work.batch))
-        run_forced(side, work, tokens[:, : work.batch.max_new_tokens], finder.recorder)
+    finder.is_recording = is_recording
+    finder.forget()
+    run_inside(finder, tracer, side, section, work)

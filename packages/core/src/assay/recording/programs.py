@@ -9,7 +9,6 @@ writes to memory which the value is read from is part of the program.
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,19 +36,6 @@ _OF_LISTS = ("_foreach_", "_fused_")
 # Packages that call operations for others.
 _NOT_CALLERS = sys.stdlib_module_names | {"torch", "assay", "__main__"}
 
-# What every process has.
-_PLAIN = (
-    bool,
-    int,
-    float,
-    str,
-    NoneType,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
-
 
 class Value(int):
     """The number of a tensor in the arguments of a step."""
@@ -67,7 +53,7 @@ class Step(NamedTuple):
     operation: str
     """Such as "aten.mul.Tensor"."""
     args: list[Any]
-    """A tensor is a `Value`, a process group a `Group`, an object that another process lacks its class."""
+    """A tensor is a `Value`, a process group a `Group`, a generator None."""
     kwargs: dict[str, Any]
     results: list[int | None]
     """Numbers of the new tensors; None for other results."""
@@ -160,7 +146,7 @@ class ProgramRecorder(TorchDispatchMode):
         self._unsaved.clear()
         self._numbers_read.clear()
 
-    def replacing(self, tensor: Tensor) -> None:
+    def overwrite(self, tensor: Tensor) -> None:
         """Expect that assay writes to a tensor: its content is an input of later operations."""
         known = self._known.get(tensor)
         if known is not None:
@@ -297,12 +283,10 @@ class ProgramRecorder(TorchDispatchMode):
     def _encode(self, leaf: Any) -> Any:  # noqa: ANN401 - an argument of torch
         if isinstance(leaf, Tensor):
             return Value(self._know(leaf))
-        if isinstance(leaf, torch.ScriptObject):  # of a collective: its group, or how it reduces
-            is_group = str(leaf._type()).endswith(".ProcessGroup")  # noqa: SLF001
-            if not is_group:
-                return None
+        if isinstance(leaf, torch.ScriptObject) and str(leaf._type()).endswith(".ProcessGroup"):  # noqa: SLF001
             return Group(dist.get_process_group_ranks(dist.ProcessGroup.unbox(leaf)))
-        return leaf if isinstance(leaf, _PLAIN) else type(leaf)
+        # Another process has neither a generator nor the rule by which a collective reduces.
+        return None if isinstance(leaf, torch.ScriptObject | torch.Generator) else leaf
 
 
 def _find_caller() -> str:

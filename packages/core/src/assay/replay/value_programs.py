@@ -1,5 +1,6 @@
 """Find wrong values in a replay, and keep the programs that made them."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -91,13 +92,24 @@ _Key = tuple[Phase, str, str] | Site
 
 
 @dataclass
-class ProgramFinder:
-    """Keeps the programs of wanted values."""
+class ProgramFinder(ProgramRecorder):
+    """Records operations, and keeps the programs of wanted values."""
 
-    wanted: Wanted
-    recorder: ProgramRecorder
-    trace: ReplayedTrace
-    found: dict[_Key, RecordedValue] = field(default_factory=dict)
+    wanted: Wanted = field(kw_only=True)
+    trace: ReplayedTrace = field(kw_only=True)
+    found: dict[_Key, RecordedValue] = field(kw_only=True)
+    _step: int = -1
+
+    def begin_step(self, step: int) -> bool:
+        """Begin again with a new step. Returns: True if its operations are wanted."""
+        if step != self._step:
+            self._step = step
+            self.forget()
+        return self.wanted.step in (None, step)
+
+    def of_step(self, step: int) -> AbstractContextManager[object]:
+        """Return the context of a step."""
+        return self if self.begin_step(step) else nullcontext()
 
     def measure(self, site: CallSite, port: str, value: Tensor, expected: Tensor) -> None:
         """Keep the program of a wanted value that has a larger error than those before."""
@@ -117,23 +129,15 @@ class ProgramFinder:
         # Right values, too: other ranks may need them.
         is_worst = error > (self.found[key].error if key in self.found else -1.0)
         if is_worst or self.wanted.sites:
-            program = self.recorder.program_of(value)
-            modules = dict(self.recorder.model.named_modules())
+            program = self.program_of(value)
+            modules = dict(self.model.named_modules())
             module_class = type(modules[site.module]).__name__ if site.module in modules else ""
             self.found[key] = RecordedValue(at, error, program, answer, module_class)
 
     def inject(self, site: CallSite, port: str, value: Tensor) -> None:
         """Name an input of programs."""
         name = port.removeprefix("input.").replace("output", "result")
-        self.recorder.name(value, f"{site.module.rpartition('.')[2]}.{name}".strip("."))
-
-    def alias(self, new: Tensor, known: Tensor) -> None:
-        """Name an input like another one."""
-        self.recorder.alias(new, known)
-
-    def overwrite(self, value: Tensor) -> None:
-        """Let the content be an input."""
-        self.recorder.replacing(value)
+        self.name(value, f"{site.module.rpartition('.')[2]}.{name}".strip("."))
 
 
 def _is_input(site: CallSite, port: str) -> bool:

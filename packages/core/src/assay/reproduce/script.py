@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from assay.files import write_whole
 from assay.judge.wording import describe_sides
@@ -40,16 +39,12 @@ STATISTICS: dict[str, Statistic] = {
 }
 
 _MOST_LINES = 120
-# A longer expression gets a line of its own: the first of these with which reproduce.py is short.
-_LONGEST = (60, 90, 120, 180, 240, 400)
+# Operations share lines of so many characters: the first of these with which reproduce.py is short.
+_LONGEST = (0, 90, 120, 180, 240, 400, 800)
 _TO_THE_END = str(2**63 - 1)
 
-# Keyword arguments that change nothing.
-_USUAL: tuple[tuple[str, object], ...] = (
-    ("pin_memory", False),
-    ("layout", torch.strided),
-    ("memory_format", torch.preserve_format),
-)
+# Keyword arguments that change no value.
+_USUAL = ("pin_memory", "layout")
 
 # Operations in another form: exchanges between ranks as methods of a group (torch does not show the operation of a
 # reduction: it is a sum), and one that takes float32 alone.
@@ -66,8 +61,7 @@ _OF_CPU_ARGUMENTS = ("dropout_p", "is_causal")
 
 OTHER = "  # not so in the reference"
 RIGHT = "  # not so in the candidate"
-# Ends an operation that the other program runs less often.
-_MARK = "\0"
+_VARIABLE, _INPUT = re.compile(r"\bv\d+\b"), re.compile(r't\["[^"]*"\]')
 
 
 @dataclass(frozen=True)
@@ -101,26 +95,35 @@ class Reproduction:
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py: one operation a line, or several if there are many."""
-        for text in map(self._write, _LONGEST):
+        text = ""
+        for longest in _LONGEST:
+            candidate, reference, *ranks = (_join(*body, longest) for body in self._bodies)
+            fields = vars(self) | {
+                "headline": f"{self.site} is wrong",
+                "candidate": candidate,
+                "reference": reference if self._bodies[1][0] != self._bodies[0][0] else None,
+                "ranks": ranks,
+                "limits": repr(dict(self.limits)),
+            }
+            text = render("program.py.j2", fields)
             if text.count("\n") < _MOST_LINES:
                 break
         return text
 
-    def _write(self, longest: int) -> str:
-        programs = (self.candidate, self.reference, *self.ranks)
-        others = (self.reference, self.candidate, *(self.reference for _ in self.ranks))
-        candidate, reference, *ranks = (
-            _Writer(one, names, self.recorded, longest, _surplus(one, other)).write()
-            for one, other, names in zip(programs, others, self.names, strict=True)
-        )
-        fields = vars(self) | {
-            "headline": f"{self.site} is wrong",
-            "candidate": _mark(candidate, reference, OTHER),
-            "reference": _mark(reference, candidate, RIGHT) if reference != candidate else None,
-            "ranks": [_mark(one, reference, OTHER) for one in ranks],
-            "limits": repr(dict(self.limits)),
-        }  # fmt: skip
-        return render("program.py.j2", fields)
+    @cached_property
+    def _bodies(self) -> list[tuple[list[str], list[int], str]]:
+        """The lines of each function, the numbers of those that the other side lacks, and what marks them."""
+        programs = self.candidate, self.reference, *self.ranks
+        lines = [
+            _Writer(one, names, self.recorded).write()
+            for one, names in zip(programs, self.names, strict=True)
+        ]
+        candidate, reference, *ranks = lines
+        return [
+            (candidate, _find_unlike(candidate, reference), OTHER),
+            (reference, _find_unlike(reference, candidate), RIGHT),
+            *((one, _find_unlike(one, reference), OTHER) for one in ranks),
+        ]
 
     def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
         """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
@@ -154,18 +157,15 @@ class Reproduction:
     def write(self, headline: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
         lines = [line.strip() for line in self.text.splitlines()]
-        steps, surplus = self.candidate.steps, _surplus(self.candidate, self.reference)
-        wrong = [step for step in steps if _describe(step) in surplus] or steps
-        shapes = {name: [*tensor.shape] for name, tensor in self.tensors.items()}
+        steps = self.candidate.steps
+        wrong = [steps[k] for k in self._bodies[0][1] if k < len(steps)] or steps
         fields = vars(self) | {
             "headline": headline,
             "operations": list(dict.fromkeys(step.operation for step in steps)),
             "marked": [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)],
             "right": [line.removesuffix(RIGHT) for line in lines if line.endswith(RIGHT)],
             "callers": list(dict.fromkeys(step.caller for step in wrong if step.caller)),
-            "shapes": [
-                (name, self.whole.get(name, shape), shape) for name, shape in shapes.items()
-            ],
+            "shapes": {name: [*tensor.shape] for name, tensor in self.tensors.items()},
             "rows": self.measure(self.dtype, self.device),
             "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
             "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
@@ -175,32 +175,32 @@ class Reproduction:
         )
 
 
-def _describe(step: Step) -> str:
-    """Describe an operation and its arguments, whatever its tensors are."""
-    plain = tree_map(
-        lambda leaf: "v" if isinstance(leaf, Value) else leaf, [step.args, step.kwargs]
-    )
-    return f"{step.operation}{plain}"
+def _find_unlike(own: Sequence[str], other: Sequence[str]) -> list[int]:
+    """Return the numbers of lines with an operation that the other program runs less often.
 
-
-def _surplus(program: Program, other: Program) -> Counter[str]:
-    return Counter(map(_describe, program.steps)) - Counter(map(_describe, other.steps))
-
-
-def _mark(code: str, other: str, mark: str) -> str:
-    """Mark the lines with an operation that the other code runs less often.
-
-    If the operations are the same, mark the lines that run them in another order or on other tensors.
+    If the operations are the same, those that run in another order or on other tensors.
     """
-    known = {_without_numbers(line) for line in other.splitlines()}
-    unknown = [line for line in code.splitlines() if _without_numbers(line) not in known]
-    marked = [line for line in unknown if _MARK in line] or unknown
-    lines = (line + mark if line in marked else line for line in code.splitlines())
-    return "\n".join(lines).replace(_MARK, "")
+    known = {_VARIABLE.sub("v", line) for line in other}
+    unknown = {k for k, line in enumerate(own) if _VARIABLE.sub("v", line) not in known}
+    plain = [
+        [_INPUT.sub("v", _VARIABLE.sub("v", line.rpartition(" = ")[2])) for line in lines]
+        for lines in (own, other)
+    ]
+    surplus = Counter(plain[0]) - Counter(plain[1])
+    of_surplus = {k for k, line in enumerate(plain[0]) if line in surplus}
+    return sorted(unknown & of_surplus or of_surplus or unknown)
 
 
-def _without_numbers(line: str) -> str:
-    return re.sub(r"\bv\d+\b", "v", line.replace(_MARK, ""))
+def _join(lines: Sequence[str], marked: Sequence[int], mark: str, longest: int) -> str:
+    """Return the body of a function. Neighbors share a line of up to `longest` characters if both are marked, or none."""
+    body: list[tuple[str, bool]] = []
+    for number, line in enumerate(lines):
+        is_marked = number in marked
+        if body and body[-1][1] == is_marked and len(body[-1][0]) + len(line) < longest:
+            body[-1] = f"{body[-1][0]}; {line}", is_marked
+        else:
+            body.append((line, is_marked))
+    return "\n".join(f"    {line}{mark * is_marked}" for line, is_marked in body)
 
 
 def severity(rows: Iterable[Row]) -> float:
@@ -249,61 +249,36 @@ class _Writer:
     program: Program
     names: Mapping[int, str]
     recorded: str
-    longest: int
-    surplus: Counter[str]
-    """Operations that the other program runs less often."""
-    _expressions: dict[int, str] = field(default_factory=dict)
-    _uses: Counter[int] = field(default_factory=Counter)
-    _count: int = 0
+    _variables: dict[int, str] = field(default_factory=dict)
 
-    def write(self) -> str:
-        """Return the lines. A value that is used once is written where it is used."""
-        steps, target = self.program.steps, self.program.target
-        self._uses.update(
-            number for step in steps for number in numbers_in((step.args, step.kwargs))
-        )
-        self._uses[target] += 2
-        lines: list[str] = []
-        pending: list[int] = []
-        for step in steps:
-            code, read = self._operation(step), numbers_in((step.args, step.kwargs))
-            pending = [number for number in pending if number not in read]
-            if _changes_memory(step):  # what was made before is computed before
-                lines += [self._assign([number], self._expressions[number]) for number in pending]
-                pending = []
-            results = [number if number and self._uses[number] else None for number in step.results]
-            if self._is_portable(step):
-                results = results[:1]
-            is_alone = (len(results) == 1 and not step.has_several) or self._is_portable(step)
-            if is_alone and self._uses[results[0] or 0] == 1 and len(code) < self.longest:
-                self._expressions[results[0] or 0] = code
-                pending.append(results[0] or 0)
-            else:
-                lines.append(
-                    self._assign(results, code, "," * (len(results) == 1 and not is_alone))
-                )
-        return "\n".join([*lines, f"    return {self._value(target)}"])
+    @cached_property
+    def _used(self) -> set[int]:
+        steps = self.program.steps
+        return {self.program.target, *numbers_in([(one.args, one.kwargs) for one in steps])}
 
-    def _assign(self, results: Sequence[int | None], code: str, comma: str = "") -> str:
-        if not any(results):
-            return f"    {code}"
-        return f"    {', '.join('_' if one is None else self._new(one) for one in results)}{comma} = {code}"
+    def write(self) -> list[str]:
+        """Return a line for each operation, and the last line."""
+        return [*map(self._line, self.program.steps), f"return {self._value(self.program.target)}"]
 
-    def _new(self, number: int) -> str:
-        self._count += 1
-        self._expressions[number] = name = f"v{self._count}"
-        return name
+    def _line(self, step: Step) -> str:
+        code = self._operation(step)
+        results = step.results[:1] if self._is_portable(step) else step.results
+        if not any(number in self._used for number in results):
+            return code
+        for number in filter(self._used.__contains__, results):
+            self._variables[number or 0] = f"v{len(self._variables) + 1}"
+        names = [self._variables.get(number or 0, "_") for number in results]
+        is_tuple = step.has_several and not self._is_portable(step)
+        return f"{', '.join(names)}{',' * (is_tuple and len(names) == 1)} = {code}"
 
     def _value(self, number: int) -> str:
         if number in self.names:
             return f't["{self.names[number]}"]'
-        return self._expressions[number]
+        return self._variables[number]
 
     def _is_portable(self, step: Step) -> bool:
         """Return True if the other form of an operation, which has only the first result, is enough."""
-        return step.operation == _OF_CPU and not any(
-            self._uses[one or 0] for one in step.results[1:]
-        )
+        return step.operation == _OF_CPU and not any(one in self._used for one in step.results[1:])
 
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
@@ -311,21 +286,17 @@ class _Writer:
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
         kwargs = [
-            f"{name}={self._code(one)}"
-            for name, one in step.kwargs.items()
-            if (name, one) not in _USUAL
+            f"{name}={self._code(one)}" for name, one in step.kwargs.items() if name not in _USUAL
         ]
         if step.operation in _FORMS:
-            code = _FORMS[step.operation].format(*args)
-        elif "c10d" in namespace:
+            return _FORMS[step.operation].format(*args)
+        if "c10d" in namespace:
             raise RuntimeError(f"ranks exchange tensors by {step.operation}")
-        elif self._is_portable(step):
-            named = map("{}={}".format, ("enable_gqa", *_OF_CPU_ARGUMENTS), ("True", *args[3:]))
-            code = f"F.scaled_dot_product_attention({', '.join([*args[:3], *named, *kwargs])})"
-        else:
-            called = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
-            code = f"{called}.{name}({', '.join([*args, *kwargs])})"
-        return code + _MARK if _describe(step) in self.surplus else code
+        called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
+        if self._is_portable(step):
+            called = "F.scaled_dot_product_attention"
+            args[3:] = map("{}={}".format, ("enable_gqa", *_OF_CPU_ARGUMENTS), ("True", *args[3:]))
+        return f"{called}({', '.join([*args, *kwargs])})"
 
     def _code(self, value: Any) -> str:  # noqa: ANN401, PLR0911 - an argument of torch
         match value:
@@ -340,16 +311,9 @@ class _Writer:
                 return "device"
             case float() if not math.isfinite(value):
                 return f'float("{value}")'
-            case type():
-                raise RuntimeError(f"an operation takes a {value.__name__}")
             case list() | tuple():
                 return f"[{', '.join(map(self._code, value))}]"
         return repr(value)
-
-
-def _changes_memory(step: Step) -> bool:
-    _, name, *overload = step.operation.split(".")
-    return name.endswith("_") or "out" in overload
 
 
 def name_inputs(

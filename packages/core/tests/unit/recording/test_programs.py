@@ -59,7 +59,7 @@ def test_a_tensor_that_assay_writes_to_is_an_input_from_then_on(recorder: Progra
     x = torch.tensor([1.0])
     with recorder:
         made = x * 2
-        recorder.replacing(made)
+        recorder.overwrite(made)
         with suspended():
             made.copy_(torch.tensor([7.0]))
         value = made + 1

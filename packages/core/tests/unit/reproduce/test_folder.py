@@ -112,6 +112,26 @@ def test_fused_attention_is_made_smaller_in_backward_without_reading_foreign_mem
     assert one.severity >= 2
 
 
+def test_fused_attention_in_backward_keeps_its_sizes_if_ranks_exchange_the_result() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(4, 4, 16, 8), torch.randn(4, 2, 16, 8)
+    alone = record(partial(attention_gradient, factor=1.1), query, key)
+    exchange = [[Value(alone.target)], Group([0, 1]), None, None, True]
+    total = Step("c10d.allreduce_.default", exchange, {}, [None, None], has_several=True)
+    rank = replace(alone, steps=[*alone.steps, total])
+    reference = record(lambda *of: 2 * attention_gradient(*of), query, key)
+    right, wrong = (
+        2 * attention_gradient(query.double(), key.double(), factor) for factor in (1.0, 1.1)
+    )
+    answer = {"answer": right, "kept": torch.ones(4, 4, 16, dtype=torch.bool)}
+    error = float((wrong - right).norm() / right.norm())
+    pair = ProgramPair(SITE, rank, reference, answer, error, ranks=[rank, rank])
+    one = build([pair], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    assert one.tensors["fc.input"].shape == query.shape
+    assert one.severity >= 2
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_fused_attention_is_written_as_the_function_of_every_device(
     *,
@@ -431,3 +451,19 @@ def test_masks_are_compared_by_what_they_allow() -> None:
     ((name, error, _, limit),) = found.measure("float32", "cpu")
     assert (name, limit) == ("share of unequal values", 0.0)
     assert error > 0
+
+
+def test_a_mask_of_packed_rows_is_compared_with_the_recorded_one() -> None:
+    def mask(num_rows: int, length: int) -> Program:
+        recorder = ProgramRecorder(nn.Identity())
+        with recorder:
+            value = torch.ones(num_rows, 1, length, length, dtype=torch.bool).tril()
+        return recorder.program_of(value)
+
+    right = torch.block_diag(*torch.ones(2, 3, 3).tril()).bool()[None, None]
+    answer = {"answer": right, "kept": torch.ones(1, 1, 6, dtype=torch.bool)}
+    found = build([ProgramPair(SITE, mask(1, 6), mask(2, 3), answer)], "float32", LIMITS, "cpu")
+    assert isinstance(found, Reproduction)
+    ((name, error, *_),) = found.measure("float32", "cpu")
+    assert (name, error > 0) == ("share of unequal values", True)
+    assert found.measure("float32", "cpu", "reference")[0][1] == 0

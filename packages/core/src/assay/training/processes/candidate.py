@@ -4,7 +4,7 @@ This process never judges: a setup function may have patched anything in it.
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -169,9 +169,7 @@ class CandidateSide:
                 self.device.torch_device,
             )
 
-    def open_replay(
-        self, loss_scale: LossScale | None = None
-    ) -> tuple[OpenedTrainer, ReplayedSteps]:
+    def _open_replay(self, loss_scale: LossScale | None) -> tuple[OpenedTrainer, ReplayedSteps]:
         """Open a fresh trainer, and what measures its steps; `loss_scale` is divided out of them."""
         opened = self.open()
         keep_no_cache(opened.trainer.model)
@@ -257,10 +255,12 @@ def run_candidate(
 
     Measurements go into `request.folder`, and with several ranks into a subfolder for each.
     """
-    return _Candidate(request, progress, rank).run_all()
+    return Candidate(request, progress, rank).run_all()
 
 
-class _Candidate(CandidateSide):
+class Candidate(CandidateSide):
+    """A candidate that is measured step by step."""
+
     def __init__(self, request: TrainCheck, progress: Progress, rank: Rank | None) -> None:
         super().__init__(request, rank)
         self._progress, self._skips = progress, False
@@ -300,7 +300,7 @@ class _Candidate(CandidateSide):
             self._request.folder if rank is None else rank_folder(self._request.folder, rank.number)
         )
         with self._progress.task("measuring every stage", len(self.batches), "steps"):
-            opened, steps = self._replay(begin.own, folder)
+            opened, steps = self.replay(begin.own, folder)
         trainer, found = opened.trainer, steps.found
         unit = float_format(self.run.dtype).unit_roundoff
         is_scaled = is_scaled_alike(_of_all_ranks(steps.modules.scales), unit)
@@ -314,7 +314,7 @@ class _Candidate(CandidateSide):
         if is_scaled:
             title = "measures every stage once more, without the loss scale"
             with self._progress.task(title, len(self.batches), "steps"):
-                scaled, again = self._replay(begin.own, scaled_folder(folder), scale)
+                scaled, again = self.replay(begin.own, scaled_folder(folder), scale)
                 scaled.trainer.teardown()
             # Sums in float16 lose small values without the scale, so this replay measures them.
             steps.of_gradients.errors_of_sums = again.of_gradients.errors_of_sums
@@ -354,11 +354,20 @@ class _Candidate(CandidateSide):
         buffers = {name: one.cpu() for name, one in unsaved_buffers(loaded.model).items()}
         return inspect_load(loaded, options.remote_code).report, buffers
 
-    def _replay(
-        self, start: State, folder: Path, loss_scale: LossScale | None = None
+    def replay(
+        self,
+        start: State,
+        folder: Path,
+        loss_scale: LossScale | None = None,
+        observe: Callable[[ReplayedSteps], object] = lambda _: None,
     ) -> tuple[OpenedTrainer, ReplayedSteps]:
-        """Replay a fresh trainer, and write its measurements; `loss_scale` is divided out of them."""
-        opened, steps = self.open_replay(loss_scale)
+        """Replay a fresh trainer, and write its measurements.
+
+        loss_scale: is divided out of them.
+        observe: is called before the first step.
+        """
+        opened, steps = self._open_replay(loss_scale)
+        observe(steps)
         torch_device = self.device.torch_device
         not_loaded = steps.found.not_loaded
         with steps.attached(), comparable(self.run.dtype, self.device):

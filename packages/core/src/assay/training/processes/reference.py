@@ -420,12 +420,17 @@ class TrustedSide:
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
 
     def measure(
-        self, batches: Batches, folder: Path, pointwise: frozenset[str] = frozenset()
+        self,
+        batches: Batches,
+        folder: Path,
+        pointwise: frozenset[str] = frozenset(),
+        observe: Callable[[ReplayedSteps], object] = lambda _: None,
     ) -> ReplayedSteps:
-        """Measure this trainer against the yardstick that `folder` holds."""
+        """Measure this trainer against the yardstick that `folder` holds. observe: is called before the first step."""
         opened = OpenedTrainer.of(self.trainer, "reference")
         rows = RunRows.of_batches(batches)
         observer = ReplayedSteps(opened, folder, rows, self.boundary, pointwise)
+        observe(observer)
         with observer.attached(), comparable(self.dtype, self.device):
             for step, batch in enumerate(batches):
                 with suspended_modes():  # a yardstick makes every float32 wide
@@ -510,14 +515,25 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
     )
 
 
-def find_code_changes(request: TrainCheck, progress: Progress) -> list[CodeChange]:
-    """Replay a golden's steps with the yardstick of this environment, and list changes in their order."""
+def replay_golden(
+    request: TrainCheck,
+    device: Device,
+    wide: str | None,
+    observe: Callable[[ReplayedSteps], object] = lambda _: None,
+) -> ReplayedSteps:
+    """Replay a golden's steps with a trusted trainer of this environment. wide, observe: as of `TrustedSide`."""
     data = TrainingData.read(request.golden)
     options = request.options.model_copy(update={"loss": data.loss})
+    side = TrustedSide(replace(request, options=options), device, wide)
+    return side.measure(data.batches, request.golden, observe=observe)
+
+
+def find_code_changes(request: TrainCheck, progress: Progress) -> list[CodeChange]:
+    """Replay a golden's steps with the yardstick of this environment, and list changes in their order."""
     device = open_run(parse_run(request.reference))
-    side = TrustedSide(replace(request, options=options), device, wide_dtype(options.model, device))
-    with progress.task("replaying the golden in this environment", options.steps, "steps"):
-        observer = side.measure(data.batches, request.golden)
+    wide = wide_dtype(request.options.model, device)
+    with progress.task("replaying the golden in this environment", request.options.steps, "steps"):
+        observer = replay_golden(request, device, wide)
     rounding = ENVIRONMENT_ROUNDING["float32"]  # to which a golden rounds the norm of gradients
     return [change for one in observer.finish().values() for change in find_changes(one, rounding)]
 

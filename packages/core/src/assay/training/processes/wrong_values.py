@@ -140,8 +140,8 @@ def _compare_checkpoint(side: CandidateSide, check: TrainCheck) -> Iterator[Wron
     if not isinstance(saved, str):
         when = "in the model folder"
         yield from compare_states(saved.expected, saved.actual, when)
-        own, other = ({name: one[k] for name, one in saved.settings.items()} for k in (0, 1))
-        yield from compare_states(own, other, when)
+        for name, sides in saved.settings.items():
+            yield from compare_values(name, *sides, when)
     _train(opened, side.batches[resume_at:])
     end = _values(side, opened)
     opened.trainer.teardown()

@@ -7,7 +7,7 @@ import copy
 import random
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -404,11 +404,14 @@ class ReplayedSteps(StepObserver):
             (loss_scale, ("steps",)),
         ]
         self._measured = [(owner, name) for owner, names in owners for name in names]
+        self.recording: Callable[[int], AbstractContextManager[object]] = nullcontext
+        """Returns the context of a step."""
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step, and measure it."""
         self._sums.begin_step(self.updates.trained())
-        report = super().run_step(step, batch)
+        with self.recording(step):
+            report = super().run_step(step, batch)
         self.of_gradients.shares += self._shares_of(step)
         if self._sums.kept[1]:
             self.of_gradients.kept.append(KeptGradients(step, *self._sums.kept))
