@@ -227,7 +227,7 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
         return _parse(_FOLDER / f"{task}.yaml") | {
             "dataset_kwargs": {"data_files": {"test": str(documents)}}
         }
-    if not task.endswith(_YAML):
+    if not is_local(task):
         return task
     config = _parse(Path(task))
     _require_metrics(task, config)
@@ -369,7 +369,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
     if remaining:
         with temporary_folder("assay-bench-") as cache:
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
-            if source.kind != "hub" and _are_local(remaining):
+            if source.kind != "hub" and all(map(is_local, remaining)):
                 environment["HF_HUB_OFFLINE"] = "1"
             suite = request.suite.model_copy(update={"tasks": remaining})
             request = request.model_copy(update={"suite": suite})
@@ -385,8 +385,9 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
     write_manifest(folder, results, request.suite.recorded if request.suite.name else None)
 
 
-def _are_local(tasks: list[str]) -> bool:
-    return all(task in TASKS or task.endswith(_YAML) for task in tasks)
+def is_local(task: str) -> bool:
+    """Return True for an offline task and for a YAML file, False for a name of lm-eval."""
+    return task in TASKS or task.endswith(_YAML)
 
 
 def _require_same_evaluation(request: EvaluationRequest) -> None:
@@ -502,7 +503,7 @@ def run_command_line(
     ):
         # Relative paths of arguments are those of this process. Its folder must not hide packages.
         variables = os.environ | {"PYTHONSAFEPATH": "1", FAILURE_FILE: str(failure.resolve())}
-        if backend.is_local and _are_local(suite.tasks):
+        if backend.is_local and all(map(is_local, suite.tasks)):
             variables["HF_HUB_OFFLINE"] = "1"
         done = subprocess.run(words, stdout=output, stderr=output, check=False, env=variables)
     if done.returncode and failure.is_file():

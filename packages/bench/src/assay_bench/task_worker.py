@@ -42,6 +42,7 @@ from assay_bench.run_tasks import (
     DONE_FILE,
     FAILURE_FILE,
     EvaluationRequest,
+    is_local,
     load_task,
     make_task_error,
     make_unknown_task_error,
@@ -114,15 +115,13 @@ def load_tasks(options: EvaluationRequest) -> tuple[dict[str, str | dict[str, An
     """
     from lm_eval.tasks import TaskManager
 
-    configs = {
-        task: load_task(task, task_folder(options.folder, task) / "documents")
-        for task in options.suite.tasks
-    }
-    names = [task for task, config in configs.items() if isinstance(config, str)]
+    tasks = options.suite.tasks
+    names = [task for task in tasks if not is_local(task)]
     manager = TaskManager(include_defaults=bool(names))
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise make_unknown_task_error(unknown[0], manager.all_tasks)
-    return configs, manager
+    folders = {task: task_folder(options.folder, task) / "documents" for task in tasks}
+    return {task: load_task(task, folder) for task, folder in folders.items()}, manager
 
 
 def _run_task(
