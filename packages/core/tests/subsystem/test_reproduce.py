@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from assay.models import resolve_model
+from packages.core.tests.faults.published.models import make_model
+from packages.core.tests.faults.published.test_loads import CHAT, with_template
 from packages.core.tests.subsystem.commands import error_of, run_alone, run_in_process
 
 # A check and its reproduction start ten processes that import torch.
@@ -103,6 +105,19 @@ def test_a_weight_that_is_loaded_wrongly_fails_beside_the_bytes_of_its_file(
     assert code == 1
     assert "FAIL: model.layers.1.mlp.up_proj.weight is wrong" in output
     assert run_alone(script, "--reference") == (0, "PASS\n")
+
+
+def test_a_chat_that_begins_twice_fails_beside_its_right_tokens(tmp_path: Path) -> None:
+    model = Path(make_model("llama, theta 500000", tmp_path / "model"))
+    with_template("{{ bos_token }}" + CHAT)(model)
+    run = run_in_process(tmp_path / "run", "check", "load", model)
+    assert run.code == 1, run.stderr
+
+    made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+
+    assert made.code == 0, made.stderr
+    code, output = run_alone(tmp_path / "alone/reproduce.py")
+    assert (code, output.splitlines()[-1]) == (1, "FAIL: the token ids of a chat is wrong")
 
 
 def test_a_run_that_passed_is_refused(tmp_path: Path) -> None:

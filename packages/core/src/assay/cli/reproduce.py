@@ -77,7 +77,7 @@ def reproduce(
     why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
     # Inputs of no module are those that a loader hands out: no value shows their error.
     of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
-    if of_loader and why:
+    if of_loader and why and kind != "check load":
         raise UsageError(
             f"{run} cannot be reproduced: {why}, and no operation of torch hands out the inputs"
         )
