@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from assay.ci.configuration import Step
@@ -42,8 +42,8 @@ class StepResult:
     seconds: float | None = None
     failure: str = ""
     """The reason that it does not pass; "" for a pass."""
-    num_unchecked: int = 0
-    """The number of levels that a PASS leaves unchecked."""
+    unchecked: tuple[str, ...] = ()
+    """The levels of which a PASS leaves a part unchecked."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class JobResult:
     @property
     def title(self) -> str:
         """Return the machine, the outcome and what is unchecked in one line."""
-        left = _describe_unchecked(sum(result.num_unchecked for result in self.results))
+        left = _describe_unchecked(chain.from_iterable(one.unchecked for one in self.results))
         waiting = sum(result.code is None for result in self.results)
         rest = f", {waiting} command{'s' if waiting > 1 else ''} not started" if waiting else ""
         return f"{self.target}: {_WORDS[self.exit_code]}{left}{rest}"
@@ -74,7 +74,7 @@ class JobResult:
             {
                 "tier": one.step.tier,
                 "command": one.step.name,
-                "result": one.failure or f"PASS{_describe_unchecked(one.num_unchecked)}",
+                "result": one.failure or f"PASS{_describe_unchecked(one.unchecked)}",
                 "time": "" if one.seconds is None else f"{one.seconds:.0f} s",
             }
             for one in self.results
@@ -111,9 +111,9 @@ def _run(waiting: StepResult, root: Path) -> StepResult:
     if process.returncode and code == _ERROR and complaint:
         failure = complaint
     reports = [] if code else read_reports(find_runs(own))[0]
-    unchecked = sum(report.num_unchecked for report in reports)
+    unchecked = tuple(name for report in reports for name in report.unchecked)
     seconds = time.monotonic() - started
-    return replace(waiting, code=code, seconds=seconds, failure=failure, num_unchecked=unchecked)
+    return replace(waiting, code=code, seconds=seconds, failure=failure, unchecked=unchecked)
 
 
 def _forward(lines: Iterable[str]) -> str:
@@ -162,8 +162,9 @@ def _summarize(
         yield render_markdown_of(reports, folder).rstrip()
 
 
-def _describe_unchecked(count: int) -> str:
-    return f", {count} part{'s' if count > 1 else ''} unchecked" if count else ""
+def _describe_unchecked(levels: Iterable[str]) -> str:
+    names = ", ".join(dict.fromkeys(levels))
+    return f" (partly unchecked: {names})" if names else ""
 
 
 def _list_suites(job: JobResult, reports: list[Report], folder: Path) -> Iterator[Suite]:

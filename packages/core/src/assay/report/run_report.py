@@ -172,11 +172,10 @@ class Report:
         return assay_command("reproduce", self.folder) if is_known else ""
 
     @property
-    def num_unchecked(self) -> int:
-        """Return the number of levels that a PASS leaves unchecked."""
-        return sum(
-            bool((one.model_extra or {}).get("unchecked")) for one in self.verdict.levels.values()
-        )
+    def unchecked(self) -> list[str]:
+        """Return the levels of which a PASS leaves a part unchecked."""
+        levels = self.verdict.levels.items()
+        return [name for name, one in levels if (one.model_extra or {}).get("unchecked")]
 
     @property
     def what_decided(self) -> str:
