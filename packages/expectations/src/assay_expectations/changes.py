@@ -27,6 +27,8 @@ from assay_expectations.explaining import (
     exact_change,
     find_grown,
     first_changed,
+    in_float32,
+    step_from_capture,
 )
 from assay_expectations.judging import (
     LARGEST_CLEAN_RATIOS,
@@ -348,7 +350,7 @@ def _next_steps(
 ) -> list[NextStep]:
     """Return what goes on after a change that is not noise. old: file of `expected`."""
     if change.kind == "break":
-        if steps := _steps_to_operation(expected, actual, change):
+        if steps := _steps_to_operation(actual, change):
             return steps
         model = None if actual.model == expected.model else actual.model
         verify = assay_command("expect", "verify", old, run=actual.provenance.run, model=model)
@@ -372,22 +374,17 @@ def _next_steps(
     ]
 
 
-def _steps_to_operation(
-    expected: Expectation, actual: Expectation, change: Change
-) -> list[NextStep]:
+def _steps_to_operation(actual: Expectation, change: Change) -> list[NextStep]:
     """Return the steps that find the operation; none if both sides of a check would read today's files."""
     if change.content or (change.config and change.moves_exact):
         return []
     find, model, now = "to find the operation", actual.model, actual.provenance.run
-    if change.moves_exact:
-        then = expected.provenance.run
-        return [NextStep(find, check_command(model, then, candidate_python="OLD_PYTHON"))]
+    is_hidden = change.moves_exact and not change.is_over_limit
     # A reference of NEW's environment shares its libraries: a check there can agree whatever the cause.
-    by_old = check_command(model, now, candidate_python="NEW_PYTHON")
-    steps = [NextStep(f"{find}, in the environment of OLD", by_old)]
-    if now == "cpu/float32":
-        return steps
-    return [NextStep(find, check_command(model, now)), *steps]
+    by_old = step_from_capture(model, in_float32(now) if is_hidden else now, "NEW_PYTHON")
+    if change.moves_exact or now == "cpu/float32":
+        return [by_old]
+    return [NextStep(find, check_command(model, now)), by_old]
 
 
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
@@ -516,7 +513,7 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield from ("", "No module has a clearly larger error than before.")
     else:
         yield from ("", "One of the captures has no errors of modules.")
-    for step in _steps_to_operation(expected, actual, change):
+    for step in _steps_to_operation(actual, change):
         purpose = f"{step.purpose[:1].upper()}{step.purpose[1:]}:"
         yield from ("", purpose, "", markdown_block(step.command))
 

@@ -9,9 +9,10 @@ rounding explains a small error, provided that a version changed. Imports no tor
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from assay.devices.run_string import parse_run
 from assay.dtypes import ENVIRONMENT_ROUNDING
 from assay.errors import assay_command
 from assay.judge.levels import find_worst
@@ -184,18 +185,15 @@ class _Explainer:
         packages = self._packages or "no version differs: the installed library was edited"
         return f"the model's code changed ({packages})"
 
-    def _find_in_run(self, purpose: str = _FIND, **options: str) -> NextStep:
+    def _find_in_run(self) -> NextStep:
         model = self.here.model_of(self.expectation)
-        check = check_command(model, self.run, candidate_setup=self.here.setup, **options)
-        return NextStep(purpose, check)
+        return NextStep(_FIND, check_command(model, self.run, candidate_setup=self.here.setup))
 
     def _find_in_code(self) -> NextStep:
-        model, then = self.here.model_of(self.expectation), self.expectation.provenance.run
-        python, purpose = "OLD_PYTHON", _FIND
-        if not self._packages:
-            python = "NEW_PYTHON"
-            purpose += f", install the versions of the capture into a new environment, whose Python is {python}"
-        return NextStep(purpose, check_command(model, then, candidate_python=python))
+        """Return the check of the code that changed, in float32 if the run's dtype hides the change."""
+        is_hidden = is_within_limits(judge_by(self.expectation, self.observed))
+        run = in_float32(self.run) if is_hidden else self.run
+        return step_from_capture(self.here.model_of(self.expectation), run, sys.executable)
 
     def _after_restoring(self, *steps: NextStep) -> list[NextStep]:
         """List steps, before them the one that restores changed files."""
@@ -289,10 +287,8 @@ class _Explainer:
             )
             return Explained("run", sentence, self._after_restoring(self._find_in_run()), grown)
         # A check here would share what changed with its reference, and pass.
-        find_by_old = self._find_in_run(
-            f"{_FIND}, in a new environment with the versions of the capture, not this one",
-            candidate_python=sys.executable,
-        )
+        model, setup = self.here.model_of(self.expectation), self.here.setup
+        find_by_old = step_from_capture(model, self.run, sys.executable, candidate_setup=setup)
         less = f"the run is less accurate than the captured one{place}"
         worst = find_worst(judge_by(self.expectation, self.observed).values())
         if not packages or worst.severity > MOST_ROUNDING:
@@ -318,6 +314,24 @@ def check_command(model: str, run: str, **options: object) -> str:
     return assay_command(
         "check", "generate", model, reference="cpu/float32", candidate=run, **options
     )
+
+
+def step_from_capture(model: str, run: str, python: str, **options: object) -> NextStep:
+    """Return the step that finds the operation by a reference of the capture's environment.
+
+    python: the Python of the changed environment, which runs the candidate.
+    """
+    check = check_command(model, run, candidate_python=python, **options)
+    return NextStep(
+        f"{_FIND}. OLD_PYTHON is the Python of an environment with the unedited packages of the capture; it runs the"
+        f" reference, and {python} the candidate",
+        f"OLD_PYTHON -m assay.cli {check.removeprefix('assay ')}",
+    )
+
+
+def in_float32(run: str) -> str:
+    """Return the RUN on the same device in float32."""
+    return str(replace(parse_run(run), dtype="float32"))
 
 
 def describe_environment(expectation: Expectation, here: AllSeen) -> str:

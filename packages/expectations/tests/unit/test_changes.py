@@ -213,17 +213,23 @@ def test_changed_files_are_named_together_and_no_check_of_today() -> None:
         text = change_as_markdown(before, now, find_change(before, now))
         assert "To find the operation" not in text
         assert "Config.json" not in text
-    assert "--candidate-python OLD_PYTHON" in change_as_markdown(
+    assert "OLD_PYTHON -m assay.cli check generate" in change_as_markdown(
         EXPECTED, code, find_change(EXPECTED, code)
     )
+
+
+def test_hidden_change_of_the_code_is_searched_in_float32() -> None:
+    verdict, _, change = judge_pair(EXPECTED, with_yardstick(distributions(*[off(NOISE / 10)] * 2)))
+    assert (change.kind, change.is_over_limit) == ("break", False)
+    (step,) = verdict.next_steps
+    assert "--candidate acme/float32 --candidate-python NEW_PYTHON" in str(step.command)
 
 
 def test_check_against_itself_is_not_advised() -> None:
     origin = EXPECTED.provenance.model_copy(update={"run": "cpu/float32"})
     now = captured(NOISE, 5 * NOISE, provenance=origin)
     text = change_as_markdown(EXPECTED, now, find_change(EXPECTED, now))
-    assert "in the environment of OLD:" in text
-    assert text.count("assay check generate") == text.count("--candidate-python NEW_PYTHON") == 1
+    assert text.count("check generate") == text.count("--candidate-python NEW_PYTHON") == 1
 
 
 def test_texts_are_compared_up_to_their_first_different_token() -> None:
@@ -304,10 +310,10 @@ To find the operation:
 assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16
 ```
 
-To find the operation, in the environment of OLD:
+To find the operation. OLD_PYTHON is the Python of an environment with the unedited packages of the capture; it runs the reference, and NEW_PYTHON the candidate:
 
 ```text
-assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16 --candidate-python NEW_PYTHON
+OLD_PYTHON -m assay.cli check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16 --candidate-python NEW_PYTHON
 ```
 
 Other changes since the older capture:
@@ -374,10 +380,11 @@ def test_a_dropped_approval_is_a_change() -> None:
 
 def test_a_break_ends_with_the_command_that_finds_the_operation() -> None:
     verdict, _, _ = judge_pair(EXPECTED, captured(NOISE, 5 * NOISE))
-    check = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
+    check = "check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
     assert list_steps(*verdict.next_steps) == (
-        f"to find the operation:\n  {check}\nto find the operation, in the environment of OLD:\n  {check}"
-        " --candidate-python NEW_PYTHON"
+        f"to find the operation:\n  assay {check}\nto find the operation. OLD_PYTHON is the Python of an environment"
+        " with the unedited packages of the capture; it runs the reference, and NEW_PYTHON the candidate:\n"
+        f"  OLD_PYTHON -m assay.cli {check} --candidate-python NEW_PYTHON"
     )
 
 

@@ -70,8 +70,9 @@ def answered(
 
 RECAPTURE = "assay expect capture micro:llama --run acme/bfloat16 --output e.json --reason TEXT"
 BY_OLD = (
-    "to find the operation, in a new environment with the versions of the capture, not this one:\n"
-    "  assay check generate micro:llama"
+    "to find the operation. OLD_PYTHON is the Python of an environment with the unedited packages of the capture; it"
+    f" runs the reference, and {sys.executable} the candidate:\n"
+    "  OLD_PYTHON -m assay.cli check generate micro:llama"
     f" --reference cpu/float32 --candidate acme/bfloat16 --candidate-python {sys.executable}"
 )
 CHECK = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
@@ -86,21 +87,16 @@ def test_other_exact_outputs_are_changed_code() -> None:
         "the model's code changed (torch 2.13.0 → 2.14.0): the exact outputs (float64) move by 0.5, first in"
         " a by 0.1; the run agrees with a reference of this environment"
     )
-    assert advice == (
-        f"to find the operation:\n  {CHECK} --candidate-python OLD_PYTHON\naccept:\n  {RECAPTURE}"
-    )
+    assert advice == f"{BY_OLD}\naccept:\n  {RECAPTURE}"
 
 
-def test_library_edited_in_place_is_installed_into_a_new_environment() -> None:
+def test_library_edited_in_place_is_named() -> None:
     answer, sentence, advice, _ = answered(MOVED, reference(MOVED, None), versions=VERSIONS)
     assert answer == "code"
     assert sentence.startswith(
         "the model's code changed (no version differs: the installed library was edited): the exact outputs"
     )
-    assert advice == (
-        "to find the operation, install the versions of the capture into a new environment, whose Python is"
-        f" NEW_PYTHON:\n  {CHECK} --candidate-python NEW_PYTHON\naccept:\n  {RECAPTURE}"
-    )
+    assert advice == f"{BY_OLD}\naccept:\n  {RECAPTURE}"
 
 
 def judged_within(of: Reference | None, setup: str | None = None, **facts: object) -> Verdict:
@@ -127,7 +123,10 @@ def test_changed_code_fails_a_run_within_its_limits() -> None:
         " of the logits 1.06e-2 is 1.06x the error of the captured run (limit 2.0x)"
     )
     assert (level.model_extra or {})["drift"] == {"answer": "code", "module": "a"}
-    assert [step.purpose for step in verdict.next_steps][-1] == "if the change is intended"
+    # bfloat16 hides the change, and the capture's environment has the reference.
+    find, accept = verdict.next_steps
+    assert accept.purpose == "if the change is intended"
+    assert find.command == BY_OLD.splitlines()[-1].strip().replace("acme/bfloat16", "acme/float32")
 
 
 def test_changed_settings_fail_a_run_within_its_limits() -> None:
@@ -174,7 +173,7 @@ def test_exact_comparison_that_was_left_out_is_noted() -> None:
 CHANGE = "config.json: rms_norm_eps 1e-06 → 1e-05"
 RESTORE = "restore the model's files, then:\n  assay expect verify e.json --run acme/bfloat16\n"
 ACCEPT = f"accept:\n  {RECAPTURE}"
-FIND = f"to find the operation:\n  {CHECK} --candidate-python OLD_PYTHON\n"
+FIND = f"{BY_OLD}\n"
 
 
 def with_restored(yardstick: Distributions) -> Reference:
@@ -460,7 +459,7 @@ def test_changed_code_shows_beside_changed_weights_that_it_precedes() -> None:
         " changed weight reaches move, first in a by 0.354; "
     )
     assert [step.purpose for step in verdict.next_steps] == [
-        "restore the model's files, then", "to find the operation", "if the change is intended",
+        "restore the model's files, then", BY_OLD.partition(":\n")[0], "if the change is intended",
     ]  # fmt: skip
 
 

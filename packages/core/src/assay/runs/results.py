@@ -94,6 +94,9 @@ def write_results(
 def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None = None) -> Verdict:
     """Write the verdict as `write_results` does, after the measurements."""
     words = ["assay", *sys.argv[1:]] if command is None else list(command)
+    if python := verdict.candidate.get("python"):
+        others = f"the reference, unless it is a golden, in {sys.executable}"
+        verdict = _with_note(verdict, f"the candidate ran in {python}, and {others}")
     measurements = folder / MEASUREMENTS_FILE
     files = {MEASUREMENTS_FILE: file_digest(measurements)} if measurements.is_file() else {}
     verdict = verdict.model_copy(

@@ -42,6 +42,13 @@ def test_verdict_carries_the_command_and_the_machine(
     assert written.environment["versions"]["torch"] is not None
 
 
+def test_python_of_each_side_is_named(tmp_path: Path) -> None:
+    verdict = Verdict(verdict=Outcome.FAIL, candidate={"python": "/new/bin/python"})
+    assert write_results(verdict, [], tmp_path).notes == [
+        f"the candidate ran in /new/bin/python, and the reference, unless it is a golden, in {sys.executable}"
+    ]
+
+
 def test_folder_without_a_verdict_is_no_finished_run(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFileError, match=r"holds no verdict\.json"):
         read_verdict(tmp_path)
