@@ -96,8 +96,6 @@ class ProgramPair(NamedTuple):
 @dataclass(slots=True)
 class _Recorded:
     step: Step
-    reads: frozenset[int]
-    """Numbers of its arguments."""
     writes: frozenset[int]
     """The memory that it changes."""
     replaces: frozenset[int]
@@ -161,8 +159,9 @@ class ProgramRecorder(TorchDispatchMode):
         for one in reversed(self._operations):
             if numbers.isdisjoint(one.step.results) and memory.isdisjoint(one.writes):
                 continue
-            step, reads = self._narrowed(one, memory)
+            step = self._narrowed(one.step, memory)
             needed.append(step)
+            reads = set(numbers_in((step.args, step.kwargs)))
             numbers |= reads
             memory -= {self._memory[number] for number in one.replaces}
             memory |= {self._memory[number] for number in reads - one.replaces}
@@ -173,21 +172,20 @@ class ProgramRecorder(TorchDispatchMode):
         target = last[0].results[0] if last else known
         return Program(needed[::-1], inputs, names, target or known)
 
-    def _narrowed(self, one: _Recorded, memory: set[int]) -> tuple[Step, frozenset[int]]:
-        """Return an operation on lists of tensors in place for those in `memory` alone, and what it reads."""
-        is_of_lists = one.step.operation.split(".")[1].startswith(_OF_LISTS)
-        first = one.step.args[0] if is_of_lists and one.step.args else None
-        if not isinstance(first, list) or any(one.step.results):
-            return one.step, one.reads
+    def _narrowed(self, step: Step, memory: set[int]) -> Step:
+        """Return an operation on lists of tensors in place for those in `memory` alone."""
+        is_of_lists = step.operation.split(".")[1].startswith(_OF_LISTS)
+        first = step.args[0] if is_of_lists and step.args else None
+        if not isinstance(first, list) or any(step.results):
+            return step
         kept = [k for k, item in enumerate(first) if self._memory[item] in memory]
 
         def narrowed(value: Any) -> Any:  # noqa: ANN401 - an argument
             is_list = isinstance(value, list) and len(value) == len(first)
             return [value[k] for k in kept] if is_list else value
 
-        args = [narrowed(value) for value in one.step.args]
-        kwargs = {name: narrowed(value) for name, value in one.step.kwargs.items()}
-        return one.step._replace(args=args, kwargs=kwargs), frozenset(numbers_in((args, kwargs)))
+        kwargs = {name: narrowed(value) for name, value in step.kwargs.items()}
+        return step._replace(args=[*map(narrowed, step.args)], kwargs=kwargs)
 
     def _find(self, tensor: Tensor) -> tuple[int, list[Step]]:
         """Return the number of a tensor, or of one in the same memory and the step that views it as `tensor`."""
@@ -244,8 +242,7 @@ class ProgramRecorder(TorchDispatchMode):
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
         step = Step(name, step_args, step_kwargs, results, several, _find_caller())
-        recorded = _Recorded(step, frozenset(known), writes, frozenset(replaces))
-        self._operations.append(recorded)
+        self._operations.append(_Recorded(step, writes, frozenset(replaces)))
         return result
 
     def _know(self, tensor: Tensor) -> int:
