@@ -30,8 +30,7 @@ from assay.launch import (
     FORK_SERVER,
     RemoteFunction,
     call,
-    require_other_environment,
-    require_same_assay,
+    require_candidate_python,
     world_of,
 )
 from assay.plugins import find_plugin_file
@@ -100,9 +99,7 @@ def _require_readable(inputs: InputOptions) -> None:
 def _require_sides(check: GenerateCheck) -> None:
     """Raise an error unless both sides can run, each with its own packages if they have two Pythons."""
     if check.python is not None:  # it may have a device that this environment cannot use
-        require_same_assay(check.python)
-        if check.golden is None:
-            require_other_environment(check.python)
+        require_candidate_python(check.python, check.golden)
     for run in (check.reference, None if check.python else check.candidate):
         if run is not None:
             require_run(run)

@@ -34,8 +34,7 @@ from assay.launch.process_groups import (
     end_command,
     interrupt_all,
     own_variables,
-    require_other_environment,
-    require_same_assay,
+    require_candidate_python,
 )
 from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
 
@@ -61,9 +60,8 @@ __all__ = [
     "outer_world_size",
     "own_variables",
     "parse_mesh",
+    "require_candidate_python",
     "require_one_machine",
-    "require_other_environment",
-    "require_same_assay",
     "seconds_left",
     "start_ahead",
     "time_limit",

@@ -405,7 +405,7 @@ def call(  # noqa: PLR0913 - all but two are keywords
         name: of the process in messages, such as "candidate"; also the name of its task on `progress`.
         progress: shows the tasks of the process, or of rank 0, and the place of the logs.
         environment: variables to set on top of this process's own.
-        python: the interpreter of another environment, which has the same assay (`require_same_assay`);
+        python: the interpreter of another environment, which has the same assay (`require_candidate_python`);
             its processes get no import path from here.
         at_end: called with the number of the ranks' process group when all have returned, before the
             group is killed.

@@ -398,27 +398,25 @@ sys.stdout.write(chr(10) + json.dumps([found, sys.prefix]))
 """
 
 
-def require_same_assay(python: Path) -> None:
-    """Raise UsageError, in one sentence, unless `python` runs and has this version of assay."""
-    here, (found, _) = version(_CORE), _ask_environment(python)
+def require_candidate_python(python: Path, golden: Path | None) -> None:
+    """Raise UsageError, in one sentence, unless `python` runs and has this version of assay.
+
+    Without a golden, raise it also if `python` has the packages of this process. Links of several environments lead to
+    one file.
+    """
+    here, (found, prefix) = version(_CORE), _ask_environment(python)
     if found != here:
         what = f"has assay {found}, and this is {here}" if found else "has no assay"
         raise UsageError(
             f"--candidate-python {python} {what}: {python} -m pip install {_CORE}=={here}"
         )
-
-
-def require_other_environment(python: Path) -> None:
-    """Raise UsageError if `python` has the packages of this process. Links of several environments lead to one file."""
-    _, prefix = _ask_environment(python)
-    if Path(prefix).resolve() == Path(sys.prefix).resolve():
+    if golden is None and Path(prefix).resolve() == Path(sys.prefix).resolve():
         raise UsageError(
             f"--candidate-python {python} is the Python that runs assay: both sides would run the same code; name"
             " that of another environment"
         )
 
 
-@cache
 def _ask_environment(python: Path) -> tuple[str, str]:
     """Return the version of assay, "" without it, and `sys.prefix`. Raises: UsageError."""
     name = f"--candidate-python {python}"

@@ -21,8 +21,7 @@ from assay.judge.limits import Limits, load_limits
 from assay.launch import (
     RemoteFunction,
     call,
-    require_other_environment,
-    require_same_assay,
+    require_candidate_python,
     world_of,
 )
 from assay.option_ranges import LARGEST_SEED, require_count
@@ -301,9 +300,7 @@ def check_consistency(check: TrainCheck) -> None:
     if check.python is None:
         require_run(parse_run(check.candidate))
     else:  # it may have a device that this environment cannot use
-        require_same_assay(check.python)
-        if check.recorded is None:
-            require_other_environment(check.python)
+        require_candidate_python(check.python, check.recorded)
     if not can_keep_moments(check.dtype) and MIXED_PRECISION not in check.features:
         raise UsageError(
             f"--candidate {check.candidate}: {check.dtype} has no eps of {ADAMW_EPS:g}, which keeps AdamW"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import require_other_environment, require_same_assay
+from assay.launch import require_candidate_python
 from assay.launch.process_groups import own_variables
 
 
@@ -32,7 +32,7 @@ def claim_version(python: Path, number: str) -> None:
 
 def refusal(python: Path) -> str:
     with pytest.raises(UsageError) as raised:
-        require_same_assay(python)
+        require_candidate_python(python, Path("golden"))
     text = str(raised.value)
     assert "\n" not in text
     return text
@@ -73,12 +73,15 @@ def test_an_assay_that_cannot_be_imported_is_named(python: Path) -> None:
 
 
 def test_the_python_of_this_process_is_refused_by_any_link(tmp_path: Path, python: Path) -> None:
-    require_other_environment(python)  # a link to the same program
+    claim_version(python, version("assay-core"))
+    install_modules(python, *ASSAY, "torch.py", "transformers.py")
+    require_candidate_python(python, None)  # a link to the same program
+    require_candidate_python(Path(sys.executable), Path("golden"))
     linked = tmp_path / "linked"
     linked.symlink_to(sys.prefix)
     for own in (Path(sys.executable), linked / "bin/python"):
         with pytest.raises(UsageError) as raised:
-            require_other_environment(own)
+            require_candidate_python(own, None)
         assert str(raised.value) == (
             f"--candidate-python {own} is the Python that runs assay: both sides would run the same code; name that"
             " of another environment"
