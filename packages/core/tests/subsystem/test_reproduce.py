@@ -68,6 +68,21 @@ def test_a_planted_fault_fails_by_itself(
     assert any(shown in line for line in lines if "# not so" in line or "recorded" in line)
 
 
+@pytest.mark.long
+def test_an_exchange_of_ranks_fails_by_itself(tmp_path: Path) -> None:
+    plant = f"{FAULTS}/training_plants/ranks.py:FirstRankForAll"
+    planted = "cpu/float32", "--candidate-trainer", plant, "--mesh", "dp=2"
+    run = run_in_process(tmp_path / "run", "check", "train", "micro:llama", *CHECK, *planted)
+    assert run.code == 1, run.stderr
+
+    made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+
+    assert made.code == 0, made.stderr
+    script = tmp_path / "alone/reproduce.py"
+    assert ".broadcast(" in script.read_text()
+    assert [run_alone(script, *options)[0] for options in ((), ("--reference",))] == [1, 0]
+
+
 _ROUNDED = """
 import torch
 from transformers import LlamaForCausalLM

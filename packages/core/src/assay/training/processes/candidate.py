@@ -300,7 +300,8 @@ class Candidate(CandidateSide):
             self._request.folder if rank is None else rank_folder(self._request.folder, rank.number)
         )
         with self._progress.task("measuring every stage", len(self.batches), "steps"):
-            opened, steps = self.replay(begin.own, folder)
+            opened, steps = self.replay(begin.own)
+            self._write(steps, folder)
         trainer, found = opened.trainer, steps.found
         unit = float_format(self.run.dtype).unit_roundoff
         is_scaled = is_scaled_alike(_of_all_ranks(steps.modules.scales), unit)
@@ -314,7 +315,8 @@ class Candidate(CandidateSide):
         if is_scaled:
             title = "measures every stage once more, without the loss scale"
             with self._progress.task(title, len(self.batches), "steps"):
-                scaled, again = self.replay(begin.own, scaled_folder(folder), scale)
+                scaled, again = self.replay(begin.own, scale)
+                self._write(again, scaled_folder(folder))
                 scaled.trainer.teardown()
             # Sums in float16 lose small values without the scale, so this replay measures them.
             steps.of_gradients.errors_of_sums = again.of_gradients.errors_of_sums
@@ -357,11 +359,10 @@ class Candidate(CandidateSide):
     def replay(
         self,
         start: State,
-        folder: Path,
         loss_scale: LossScale | None = None,
         observe: Callable[[ReplayedSteps], object] = lambda _: None,
     ) -> tuple[OpenedTrainer, ReplayedSteps]:
-        """Replay a fresh trainer, and write its measurements.
+        """Replay a fresh trainer, and measure it.
 
         loss_scale: is divided out of them.
         observe: is called before the first step.
@@ -382,9 +383,11 @@ class Candidate(CandidateSide):
                 with opened.errors_in("step"):
                     step_until_made(partial(steps.run_step, number, batch), begin_again)
                 advance_task("steps")
+        return opened, steps
+
+    def _write(self, steps: ReplayedSteps, folder: Path) -> None:
         with TraceWriter(folder, {"run": str(self.run)}) as writer:
             steps.write(writer)
-        return opened, steps
 
     def _forget(
         self, opened: OpenedTrainer, state: State, steps: ReplayedSteps, measured: list[Any]

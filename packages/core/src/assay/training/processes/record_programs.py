@@ -31,5 +31,5 @@ def record_programs(
             replay_golden(check, open_run(parse_run(check.reference)), None, observe)
         else:
             side = Candidate(check, progress, rank)
-            side.replay(side.begin(side.open()).own, check.folder / "values", observe=observe)
+            side.replay(side.begin(side.open()).own, observe=observe)
     return [*found.values()]
