@@ -4,7 +4,7 @@ import fnmatch
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,9 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
                 continue
             where = "expected" if declared else "in the uninterrupted run"
             reason = f"the learning rate of step {step} of the {run.name} run is {rate:g}, {where} {due:g}"
+            reason += _explain_rate(expected, run, step)
             if run.first_step:
-                reason += (
-                    " (a resume must restore the schedule, and the optimizer, which holds the rate)"
-                )
                 return failed_checkpoint(step, compared, reason, diagnosis="checkpoint-mismatch")
-            alike = [n for n, one in enumerate(expected, 1) if one and _is_rate(rate, one)]
-            if alike:
-                reason += (
-                    f", and step {alike[0]} has that rate: the schedule must advance once per step"
-                )
             at = Location(phase="optimizer", step=step)
             return failed(compared, reason, "optimizer-update", at)
     if not compared:
@@ -150,6 +143,29 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
         )
         return not_run(lacking)
     return passed(compared)
+
+
+def _explain_rate(expected: Sequence[float | None], run: Run, step: int) -> str:
+    """Name the steps whose rates a run logs from `step` on, its first wrong one."""
+
+    def has_rates_of(shift: int, begin: int) -> bool:
+        logged = [one.learning_rate for one in run.losses[begin - 1 - run.first_step :]]
+        pairs: list[Any] = [*zip(logged, expected[begin - 1 + shift :], strict=False)]
+        are_alike = (None not in pair and _is_rate(*pair) for pair in pairs)
+        return bool(pairs) and all(are_alike)
+
+    if has_rates_of(0, step + 1):
+        return ", and all later steps have their own rates"
+    if not run.first_step:
+        rate = run.losses[step - 1].learning_rate or 0.0
+        step = next((n for n, one in enumerate(expected, 1) if one and _is_rate(rate, one)), 0)
+        advance = f", and step {step} has that rate: the schedule must advance once per step"
+        return advance if step else ""
+    for shift, when in ((-1, "earlier"), (1, "later")):
+        if step + shift > 1 and has_rates_of(shift, step):
+            held = f"as if the checkpoint held the state of one step {when}"
+            return f"; that is the rate of step {step + shift}, {held}"
+    return " (a resume must restore the schedule, and the optimizer, which holds the rate)"
 
 
 def _is_rate(actual: float, expected: float) -> bool:
@@ -378,7 +394,8 @@ def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
     schedule = "" if is_declared else "the schedule (without `learning_rates`), "
     return (
         "not judged: what all runs of the command share, such as the model's code, the loss, masked"
-        f" labels, {schedule}clipping and the update rule; `assay smoke data` and `assay check train` judge these"
+        f" labels, {schedule}the applied learning rate (at most the logged one was compared),"
+        " clipping and the update rule; `assay smoke data` and `assay check train` judge these"
     )
 
 

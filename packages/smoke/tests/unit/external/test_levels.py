@@ -197,12 +197,47 @@ def test_a_wrong_rate_of_a_resumed_run_is_lost_state(
     assert (found.diagnosis, found.location.step) == (diagnosis, step)
 
 
+SHIFTED = "; that is the rate of step {}, as if the checkpoint held the state of one step {}"
+LOST = " (a resume must restore the schedule, and the optimizer, which holds the rate)"
+
+
+@pytest.mark.parametrize(
+    ("first_step", "rates", "words"),
+    [
+        (6, [1.4e-3, 1.2e-3, 1e-3], SHIFTED.format(6, "earlier")),
+        (6, [1e-3, 8e-4, 0.0], SHIFTED.format(8, "later")),
+        (6, [1.4e-3, 1e-3, 1e-3], LOST),
+        (8, [1e-3, 0.0], ", and all later steps have their own rates"),
+        (6, [1.4e-3, 1e-3, 8e-4], ", and all later steps have their own rates"),
+        (6, [2.4e-3, 2.2e-3, 2e-3], LOST),
+        (1, [2.4e-3, 2.2e-3], LOST),  # a schedule that starts again
+        (0, [2.2e-3, 2.2e-3, 2e-3], ", and all later steps have their own rates"),
+        (0, [2.2e-3, 1.8e-3], ", and step 2 has that rate: the schedule must advance once per step"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rate_is_explained_by_all_later_ones(
+    first_step: int, rates: list[float], words: str
+) -> None:
+    def made(name: str, first: int, rates: list[float]) -> SimpleNamespace:
+        losses = [SimpleNamespace(learning_rate=rate) for rate in rates]
+        return SimpleNamespace(name=name, first_step=first, losses=losses)
+
+    whole = made("uninterrupted", 0, [*(2.4e-3 - 2e-4 * number for number in range(9)), 0.0])
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(learning_rates=None),
+        uninterrupted=whole,
+        runs=[whole, made("other", first_step, rates)],
+    )
+    assert str(judge_learning_rates(cycle).level.reason).endswith(words)
+
+
 def test_the_schedule_is_judged_only_if_each_command_declares_its_rates() -> None:
     declared: Any = SimpleNamespace(learning_rates=[1.0])
     undeclared: Any = SimpleNamespace(learning_rates=None)
     assert "schedule" not in describe_unjudged([declared])
-    assert "the schedule (without `learning_rates`), clipping" in describe_unjudged(
-        [declared, undeclared]
+    assert (
+        "the schedule (without `learning_rates`), the applied learning rate (at most"
+        in describe_unjudged([declared, undeclared])
     )
 
 
