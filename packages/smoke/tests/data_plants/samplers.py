@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ def epoch_lost_by_resume(plan: Any, resumed: Any) -> Epochs:
     """Skip with a new loader, whose epoch stays 0 until the next one begins."""
     first = resumed.epoch if resumed and resumed.num_batches else None
     return _run(plan, resumed, seed=lambda plan, epoch: _seed(plan, 0 if epoch == first else epoch))
+
+
+def epoch_not_restored(plan: Any, resumed: Any) -> Epochs:
+    return _run(plan, resumed and SimpleNamespace(epoch=0, num_batches=resumed.num_batches))
+
+
+def last_epoch_lost_by_resume(plan: Any, resumed: Any) -> Epochs:
+    return list(_run(plan, resumed))[: -1 if resumed and resumed.epoch else None]
 
 
 def offset_kept(plan: Any, resumed: Any) -> Epochs:

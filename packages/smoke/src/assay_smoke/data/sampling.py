@@ -339,12 +339,17 @@ def _draw(
                 long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
                 raise subject.returned(long, "epochs that end")
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
-        is_too_long = stop is None and next(drawn, None) is not None
-    if is_too_long or len(epochs) != last + 1 - first:
+        if stop is None and next(drawn, None) is not None:
+            epochs.append([])  # too many, whatever it holds
+    if resumed is None and len(epochs) != last + 1:
         wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
-        given = f"{'more than ' if is_too_long else ''}{len(epochs)} epochs of {last + 1 - first}"
-        raise subject.returned(f"{given} for {_case(plan, resumed)}", wanted)
+        given = f"{_count_epochs(epochs, last + 1)} of {last + 1} for {_case(plan)}"
+        raise subject.returned(given, wanted)
     return epochs, state
+
+
+def _count_epochs(epochs: Run, most: int) -> str:
+    return f"{'more than ' if len(epochs) > most else ''}{min(len(epochs), most)} epochs"
 
 
 def _case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
@@ -508,11 +513,19 @@ def _find_wrong_resume(
     point = ResumePoint(epoch, num_batches, state)
     resumed, _ = _draw(subject, open_run, plan, point)
     expected = [run[epoch][num_batches:], *run[epoch + 1 :]]
+    case = f"{_case(plan, point)}, rank {plan.rank}"
+    if len(resumed) != len(expected):
+        reason = f"makes {_count_epochs(resumed, len(expected))} of {len(expected)}"
+        if resumed and run[0] != run[epoch] and resumed[0] in (run[0], run[0][num_batches:]):
+            reason = "starts again at epoch 0"
+        shown = [f"resumed: {_show(one)}" for one in resumed]
+        yield Fault(RESUMED, f"a run resumed in epoch {epoch} {reason}", (case, *shown))
+        return
     for number, (own, actual) in enumerate(zip(expected, resumed, strict=True), epoch):
         if own != actual:
             reason = f"a run resumed in epoch {epoch} {_describe(run, point, number, actual)}"
             shown = (f"rest of epoch {number}: {_show(own)}", f"resumed:         {_show(actual)}")
-            yield Fault(RESUMED, reason, (f"{_case(plan, point)}, rank {plan.rank}", *shown))
+            yield Fault(RESUMED, reason, (case, *shown))
 
 
 def _count_batches(number: int) -> str:

@@ -206,7 +206,6 @@ def test_a_tokenizer_without_template_or_marks_leaves_levels_out(
             r"^it returned 1 epochs of 3 for 12 samples.*; it must return an iterable of",
         ),
         ("one_epoch_too_many", r"^it returned more than 3 epochs of 3 for 12 samples"),
-        ("epochs_counted_from_the_resume", r"more than 2 epochs of 2 for .* resumed in epoch 1"),
         ("raises", r"^it raised IndexError: (.|\n)*  for 12 samples, batches of 1, 1 rank"),
     ],
 )
