@@ -73,14 +73,14 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "the loss agrees. How gradients are summed, weighted or reduced depends on the split",
+        "How gradients are summed, weighted or reduced depends on the split",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",
         "            loss.backward()\n",
         "            loss.backward(), schedule.step()\n",
         "equivalent",
-        "the loss of step 1 agrees: the norm of the gradient agrees, too: the update depends on the split",
+        "The update depends on the split",
         (f"{RATES}\n\n[losses]\n{PATTERN} lr (?P<lr>", f"\n[losses]\n{PATTERN} lr (?:"),
     ),
     Plant(

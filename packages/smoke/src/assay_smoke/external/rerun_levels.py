@@ -317,22 +317,29 @@ _LOGGED_VALUES: dict[str, tuple[Statistic, float]] = {
 
 _PERCENTILE = 0.85
 
+_NAMES = {"loss": "loss", "grad_norm": "norm of the gradient"}
+# A mean of means over unequal token counts changed a norm by 6 %. A limit below this would show it.
+_WIDE = 0.01
+
+_DIVISOR = "Is it a mean of means over unequal token counts? `assay smoke data --accumulation` checks the divisor."
 _FIRST = (
-    "no update between steps precedes it: its rows, what the step computes of them or the logged mean"
-    " depends on the split"
+    "No update between steps precedes it: its rows, what the step computes of them or the logged mean"
+    f" depends on the split. {_DIVISOR}"
 )
-_FIRST_WITH_NORM = (
-    "the norm of its gradient agrees: the logged loss is not the mean over the rows of the step, or weights"
-    " change within the step"
+_LATER = "depends on the split, such as by clipping, the optimizer or the applied learning rate"
+_LOGGED_LOSS = (
+    "The logged loss is not the mean over the rows of the step, or weights change within the step."
 )
 # What a loss of the first step says, or the norm of a gradient if the loss agrees.
-_UNDIVIDED = "That is the quotient of the numbers of {parts}: their {values} are summed, and not divided by it"
-_DIVIDED_TWICE = (
-    "That is the inverse quotient of the numbers of {parts}: their {values} are divided by it twice"
-)
-_NORM = "How gradients are summed, weighted or reduced depends on the split"
+_UNDIVIDED = "{factor:.4g} is the quotient of the numbers of {parts}: their {values} are summed, and not divided by it."
+_DIVIDED_TWICE = "{factor:.4g} is the inverse quotient of the numbers of {parts}: their {values} are divided by it twice."
+_NORM = f"How gradients are summed, weighted or reduced depends on the split. {_DIVISOR}"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3
+
+
+def _is_wide(port: str, ratio: Ratio) -> bool:
+    return port == "grad_norm" and ratio.expected >= _WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,55 +385,81 @@ class _Difference:
         limit = f"limit {ratio.expected:.2g} from rounding in {dtype}"
         if port == "end":
             words = (
-                f"the losses agree, but in {1 - _PERCENTILE:.0%} of tensors the last checkpoints differ by at least"
-                f" {ratio.actual:.2g} of the change by training ({limit}): {self._explain_later(step + 1)}"
+                f"in {1 - _PERCENTILE:.0%} of tensors, the last checkpoints differ by at least {ratio.actual:.2g} of the"
+                f" change by training: {limit}. {self._show('loss', step, dtype)[1]}{self._explain_later(step + 1, dtype)}"
             )
             return step, "optimizer", words, None
         due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
         phase: Phase = "optimizer"
         diagnosis: Diagnosis | None = None
-        what, cause = "loss", f"the loss of step {step - 1} agrees: {self._explain_later(step)}"
         if not isfinite(other) or not isfinite(due):
-            cause = "one of them is not finite"
+            cause = "One of them is not finite."
         elif port == "grad_norm":
-            what, phase, factor = "norm of the gradient", "backward", other / (due or 1.0)
-            cause, diagnosis = _NORM, "missing-reduction"
-            if words := self._explain_factor(factor, dtype, "gradients"):
+            phase, diagnosis, cause = "backward", "missing-reduction", _NORM
+            if words := self._explain_factor(port, step, dtype):
                 cause, diagnosis = words, "loss-scale"
-            cause = f"{factor:.4g} times as large there, although the loss agrees. {cause}"
+            cause = self._show("loss", step, dtype)[1] + cause
         elif step == 1:
-            agrees = any(
-                one[:2] == (1, "grad_norm") and one[2].value <= 1 for one in self.ratios(dtype)
-            )
-            phase, cause = "forward", _FIRST_WITH_NORM if agrees else _FIRST
-            factor = other / (due or 1.0)
-            if not agrees and (words := self._explain_factor(factor, dtype, "losses")):
-                cause, diagnosis = f"{factor:.4g} times as large there. {words}", "loss-scale"
+            phase = "forward"
+            cause, diagnosis = self._explain_first(dtype)
+        else:
+            cause = self._show(port, step - 1, dtype)[1] + self._explain_later(step, dtype)
         words = (
-            f"the {what} of step {step} is {due!r}, and {other!r} with another split of the rows; {cause}."
-            f" Relative error {ratio.actual:.2g}, {limit}"
+            f"the {_NAMES[port]} of step {step} is {due!r}, and {other!r} with another split of the rows: relative"
+            f" error {ratio.actual:.2g}, {limit}. {cause}"
         )
         return step, phase, words, diagnosis
 
-    def _explain_later(self, step: int) -> str:
+    def _show(self, port: str, step: int, dtype: str) -> tuple[Ratio | None, str]:
+        """Return the ratio of a logged value and a sentence with both values; None and "" if it is not logged."""
+        found = (one for number, name, one in self.ratios(dtype) if (name, number) == (port, step))
+        ratio = next(found, None)
+        if ratio is None:
+            return None, ""
+        due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
+        what = f"The {_NAMES[port]} of step {step}"
+        if not ratio.value <= 1:
+            return ratio, f"{what} is {due!r}, and {other!r}. "
+        limit = f"limit of {ratio.expected:.2g} ({due!r}, {other!r})"
+        wide = ", which is too wide to exclude the gradient" * _is_wide(port, ratio)
+        return ratio, f"{what} agrees within the {dtype} {limit}{wide}. "
+
+    def _explain_first(self, dtype: str) -> tuple[str, Diagnosis | None]:
+        """Say what the log shows of a wrong loss of step 1, and give the diagnosis if it tells."""
+        norm, shown = self._show("grad_norm", 1, dtype)
+        agrees = norm is not None and norm.value <= 1
+        if norm is not None and agrees and not _is_wide("grad_norm", norm):
+            return shown + _LOGGED_LOSS, None
+        if words := self._explain_factor("loss", 1, dtype):
+            return shown + words, "loss-scale"
+        near = 0.0 if norm is None or agrees else norm.expected
+        if near and (words := self._explain_factor("grad_norm", 1, dtype, near)):
+            return f"{shown}Within the {dtype} limit of {near:.2g}, {words}", None
+        same_rows = " Do all ranks read the same rows?" * ("ranks" in self.quotients)
+        return shown + _FIRST + same_rows, None
+
+    def _explain_later(self, step: int, dtype: str) -> str:
         """Say what the logs show of the updates before `step`."""
         pairs = zip(self.expected[: step - 1], self.actual, strict=False)
         for number, (due, one) in enumerate(pairs, 1):
             if due.learning_rate != one.learning_rate:
                 rates = f"is {due.learning_rate}, and {one.learning_rate}"
-                return (
-                    f"the learning rate of step {number} {rates}: the schedule depends on the split"
-                )
-        if any(one.grad_norm is not None for one in self.expected):
-            return (
-                "the norm of the gradient agrees, too: the update depends on the split, such as by clipping,"
-                " the optimizer or the applied learning rate"
-            )
-        return "gradients or updates depend on the split. A logged grad_norm would tell"
+                return f"The learning rate of step {number} {rates}: the schedule depends on the split."
+        ranks = ", or weights differ between ranks" * ("ranks" in self.quotients)
+        ratios = [one for one in self.ratios(dtype) if one[1] == "grad_norm" and one[0] < step]
+        if not ratios:
+            hint = "A logged grad_norm would tell."
+            return f"Gradients or updates depend on the split{ranks}. {hint}"
+        number, port, worst = max(ratios, key=lambda one: one[2].value)
+        shown, is_wide = self._show(port, number, dtype)[1], _is_wide(port, worst)
+        shown += f"{_DIVISOR} Otherwise the" if is_wide else "The"
+        return f"{shown} update {_LATER}{ranks}."
 
-    def _explain_factor(self, factor: float, dtype: str, values: str) -> str:
-        """Explain `values` that are `factor` times as large, if numbers of parts do. Both runs may be the wrong one."""
-        near = max(_NEAR, 2 * FORMATS[dtype].unit_roundoff)
+    def _explain_factor(self, port: str, step: int, dtype: str, near: float = _NEAR) -> str:
+        """Explain a value that is a multiple, if numbers of parts do. Both runs may be the wrong one."""
+        near = max(near, 2 * FORMATS[dtype].unit_roundoff)
+        due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
+        factor, values = other / (due or 1.0), "losses" if port == "loss" else "gradients"
         for words, inverse in ((_UNDIVIDED, 1), (_DIVIDED_TWICE, -1)):
             parts = [
                 name
@@ -434,7 +467,7 @@ class _Difference:
                 if quotient != 1 and abs(factor / quotient**inverse - 1) <= near
             ]
             if parts:
-                return words.format(parts=" or ".join(parts), values=values)
+                return words.format(factor=factor, parts=" or ".join(parts), values=values)
         return ""
 
 
@@ -513,7 +546,7 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
             facts |= {"reason": reason, "unchecked": True}
         return passed(compared, **facts)
     step, phase, words, diagnosis = found
-    reason = f"{words} ({split})"
+    reason = f"{words.removesuffix('.')} ({split})"
     if (spread := cycle.spreads.get("resume")) is not None:
         repeated = spread.ends.expected / (spread.moved or 1.0)
         noise = spread.ends.limit * repeated
