@@ -518,8 +518,8 @@ def _find_wrong_resume(
         reason = f"makes {_count_epochs(resumed, len(expected))} of {len(expected)}"
         if resumed and run[0] != run[epoch] and resumed[0] in (run[0], run[0][num_batches:]):
             reason = "starts again at epoch 0"
-        shown = [f"resumed: {_show(one)}" for one in resumed]
-        yield Fault(RESUMED, f"a run resumed in epoch {epoch} {reason}", (case, *shown))
+        rows = [f"resumed: {_show(one)}" for one in resumed]
+        yield Fault(RESUMED, f"a run resumed in epoch {epoch} {reason}", (case, *rows))
         return
     for number, (own, actual) in enumerate(zip(expected, resumed, strict=True), epoch):
         if own != actual:
