@@ -6,6 +6,7 @@ Intervals are computed by hand. n blocks have n (n + 1) / 2 averages of two, inc
 import math
 import random
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -75,7 +76,7 @@ SLOWER, EQUAL, UNCLEAR = [1.5] * 6, [1.0] * 6, [1.0, 1.5] * 3
             UNCLEAR,
             EQUAL,
             "NOT_COMPARED",
-            "underpowered: the intervals are too wide to decide prefill.",
+            "underpowered: the intervals do not decide prefill.",
         ),
         (EQUAL, None, "NOT_COMPARED", None),
         (UNCLEAR, None, "NOT_COMPARED", None),
@@ -165,7 +166,10 @@ def test_two_environments_take_turns_and_an_interrupted_comparison_goes_on(
     with pytest.raises(ProcessError, match="out of luck"):
         measure((tmp_path, python), request, 2, folder)
     fail.write_text("")
+    notes: list[str] = []
+    monkeypatch.setattr(SilentProgress, "note", lambda _, text: notes.append(text))
     sides = measure((tmp_path, python), request, 2, folder)
+    assert notes == ["more than 3 s: 1 run of 1 suite"]
     assert [len(find_stored(side)) for side in sides] == [2, 2]
     # Another environment does not inherit the import path.
     expected = ["A/000", "B/000", "B/001", "A/001", "A/001"]
@@ -243,6 +247,37 @@ def test_interval_must_be_on_one_side_of_the_margin(
     # Six blocks span the interval.
     level = judged(blocks_of([(1.0, one) for one in interval] * 3)).level
     assert level.verdict is outcome
+
+
+@pytest.mark.parametrize(
+    ("ratios", "reads", "outcome"),
+    [
+        # The ratio 1.461 was recorded with READ 1.581 (1.167 to 2.030): the whole machine slowed.
+        ((1.461,) * 6, (1.167, 1.45, 1.58, 1.60, 1.75, 2.030), None),
+        # The machine sped up, which hides that B is slower.
+        ((0.90, 0.95, 0.92, 0.96, 0.91, 0.94), (0.60, 0.75, 0.7, 0.65, 0.72, 0.68), None),
+        # Beyond the change, and against it.
+        ((3.1, 3.4, 3.2, 3.3, 3.6, 3.0), (1.2, 1.4, 1.3, 1.25, 1.35, 1.3), Outcome.FAIL),
+        ((1.5, 1.4, 1.6, 1.5, 1.4, 1.5), (0.60, 0.75, 0.7, 0.65, 0.72, 0.68), Outcome.FAIL),
+        ((0.4, 0.5, 0.45, 0.42, 0.48, 0.44), (0.60, 0.75, 0.7, 0.65, 0.72, 0.68), Outcome.PASS),
+        ((0.9, 1.0, 0.95, 0.92, 0.98, 0.94), (1.2, 1.4, 1.3, 1.25, 1.35, 1.3), Outcome.PASS),
+        # READ may be unchanged.
+        ((1.4, 1.5, 1.45, 1.42, 1.48, 1.44), (0.8, 1.6, 1.5, 0.9, 1.4, 1.3), Outcome.FAIL),
+    ],
+)  # fmt: skip
+def test_change_of_the_machine_is_not_one_of_the_suite(
+    ratios: Sequence[float], reads: Sequence[float], outcome: Outcome | None
+) -> None:
+    run = performance_result()
+    blocks = [
+        (run.model_copy(update={"suites": [suite_result([1.0], read_seconds=[1.0])]}),
+         run.model_copy(update={"suites": [suite_result([ratio], read_seconds=[read])]}))
+        for ratio, read in zip(ratios, reads, strict=True)
+    ]  # fmt: skip
+    level = judged(blocks).level
+    assert level.verdict is (outcome or Outcome.NOT_COMPARED)
+    told = "is not beyond the change of the machine: READ B TO A"
+    assert (told in str(level.reason)) == (outcome is None)
 
 
 def test_interval_has_its_nominal_coverage() -> None:
