@@ -311,10 +311,13 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
     is_positive = first == 0 < second or first > second > 0
     declared = library.learning_rates[step - 1] if library.learning_rates else 0.0
-    if not (is_positive or declared > 0) or library.precision is None:
+    wanted = ["`precision`"] * (library.precision is None)
+    if not (is_positive or declared > 0):
+        wanted.append(f"a positive rate of step {step} in `learning_rates`")
+    if wanted:
         return not_compared(
             f"{held}: saved models are one step old, or that step changed nothing, as with a rate of 0 or if a"
-            " loss scale skips it. Write `learning_rates` and `precision`"
+            f" loss scale skips it. Missing: {' and '.join(wanted)}"
         )
     rate = declared or (first, second)[step - 1]
     old = f"although its learning rate is {rate:g}: saved models are one step old"

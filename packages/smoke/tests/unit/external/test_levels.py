@@ -104,23 +104,26 @@ def test_a_loss_of_each_rank_is_suspected_where_there_are_ranks(
     assert level.reason == f"the uninterrupted run {words}{hint}"
 
 
-ADVICE = "skips it. Write `learning_rates` and `precision`"
+PRECISION, RATE = "`precision`", "a positive rate of step {} in `learning_rates`"
+MISSING = "skips it. Missing: "
+RATE_1 = MISSING + RATE.format(1)
+BOTH = f"{MISSING}{PRECISION} and {RATE.format(1)}"
 
 
 @pytest.mark.parametrize(
     ("precision", "rates", "declared", "verdict", "end"),
     [
         ("float32", [5e-4, 1e-3], [5e-4, 1e-3], Outcome.FAIL, "rate is 0.0005: saved models are one step old"),
-        ("float32", [5e-4, 1e-3], [0.0, 1e-3], Outcome.NOT_COMPARED, ADVICE),
-        (None, [5e-4, 1e-3], [5e-4, 1e-3], Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [5e-4, 1e-3], [0.0, 1e-3], Outcome.NOT_COMPARED, RATE_1),
+        (None, [5e-4, 1e-3], [5e-4, 1e-3], Outcome.NOT_COMPARED, MISSING + PRECISION),
         ("float32", [2e-3, 1e-3], None, Outcome.FAIL, "rate is 0.002: saved models are one step old"),
         ("float32", [0.0, 1e-3], None, Outcome.FAIL, "rate is 0.001: saved models are one step old"),
-        ("float32", [1e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [1e-3, 2e-3], None, Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [1e-3, 0.0], None, Outcome.NOT_COMPARED, ADVICE),
-        ("float32", [None, None], None, Outcome.NOT_COMPARED, ADVICE),
-        (None, [2e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
-        (None, [1e-3, 1e-3], None, Outcome.NOT_COMPARED, ADVICE),
+        ("float32", [1e-3, 1e-3], None, Outcome.NOT_COMPARED, RATE_1),
+        ("float32", [1e-3, 2e-3], None, Outcome.NOT_COMPARED, RATE_1),
+        ("float32", [1e-3, 0.0], None, Outcome.NOT_COMPARED, RATE_1),
+        ("float32", [None, None], None, Outcome.NOT_COMPARED, RATE_1),
+        (None, [2e-3, 1e-3], None, Outcome.NOT_COMPARED, MISSING + PRECISION),
+        (None, [1e-3, 1e-3], None, Outcome.NOT_COMPARED, BOTH),
     ],
 )  # fmt: skip
 def test_an_old_model_fails_or_says_what_is_missing(
