@@ -11,7 +11,7 @@ from assay.errors import AssayError, UsageError, raised_in_words
 from assay.judge.levels import Cause, LevelResult, conclude, not_run
 from assay.models.sources import RemoteCode
 from assay.plugins import find_plugin_file
-from assay.verdicts import Diagnosis, Level, Outcome, Record, Verdict
+from assay.verdicts import Level, Outcome, Record, Verdict
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 DataLevel = Literal[
@@ -186,11 +186,6 @@ class DataAnswer(Record):
     """Exceptions and malformed results of the user's code."""
 
 
-_DIAGNOSES: dict[DataLevel, Diagnosis] = {
-    "chat": "inputs-differ", "labels": "inputs-differ", "collator": "inputs-differ",
-    "packing": "inputs-differ", "accumulation": "loss-scale", "workers": "rng-state",
-}  # fmt: skip
-
 QUESTIONS: dict[str, str] = {
     "chat": "Does the template keep all turns, with one BOS and an end for each answer?",
     "labels": "Do exactly the answers have labels?",
@@ -218,18 +213,26 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         for note in report.notes:
             subjects_of.setdefault(note, []).append(report.subject)
     notes = [f"{', '.join(subjects)}: {note}" for note, subjects in subjects_of.items()]
+    # All other code takes no tokenizer.
+    takes_tokenizer = not request.own_code or {"render", "collator", "packing"} & {
+        *request.own_code
+    }
+    tokenizer = request.model or ("generated tokenizers" if takes_tokenizer else None)
     own = list(dict.fromkeys(request.own_code.values()))
-    return conclude(
+    verdict = conclude(
         levels,
-        Cause(_DIAGNOSES.get(failed[0])) if failed else None,
+        Cause("loss-scale" if failed[0] == "accumulation" else None) if failed else None,
         notes=dict.fromkeys([*answer.notes, *notes]),
-        model={"name": request.model or "generated tokenizers"},
+        model={"name": tokenizer},
         reference={"run": "the properties of docs/smoke-data.md"},
-        candidate={"run": ", ".join(own) or ("its template" if request.model else "libraries")},
+        candidate={"case": ", ".join(own) or ("its template" if request.model else "libraries")},
         statistic="exact",
         resolution=0.0,
         compared_unit="cases",
     )
+    if verdict.verdict is Outcome.PASS:
+        verdict.headline = "All tried properties hold."
+    return verdict
 
 
 def _judge_level(reports: Sequence[SubjectReport]) -> LevelResult:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from assay.errors import UsageError
+from assay.judge.explain import explain_verdict, find_deciding_rows
 from assay.models.sources import local_folder, resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
 from assay_smoke.data.chats import NO_PROMPT, check_chat
-from assay_smoke.data.collating import UNCHANGED, check_packing, check_padding
+from assay_smoke.data.collating import LABELS, UNCHANGED, check_packing, check_padding
 from assay_smoke.data.planned_checks import (
     ONE_BOS,
     open_tokenizer,
@@ -72,6 +73,8 @@ def test_all_properties_hold() -> None:
     verdict = judged(RIGHT)
     assert verdict.verdict is Outcome.PASS
     assert (verdict.compared, verdict.diagnosis) == (5, None)
+    words = explain_verdict(verdict, find_deciding_rows(verdict, []))
+    assert (words.title, words.headline) == ("PASS: mine.py:good", "All tried properties hold.")
     assert verdict.levels["sampler"].compared == 5
     assert verdict.levels["chat"].verdict is None
     assert verdict.levels["chat"].reason == "no chat template: give --render"
@@ -86,9 +89,10 @@ def test_one_finding_fails_its_level_and_the_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "diagnosis"), [("accumulation", "loss-scale"), ("workers", "rng-state")]
+    ("subject", "diagnosis"),
+    [("accumulation", "loss-scale"), ("workers", None), ("collator", None)],
 )
-def test_a_failed_subject_has_its_diagnosis(subject: Any, diagnosis: str) -> None:
+def test_only_a_fitting_diagnosis_is_given(subject: Any, diagnosis: str | None) -> None:
     assert judged(WRONG, level=subject).diagnosis == diagnosis
 
 
@@ -107,6 +111,18 @@ def test_what_was_promised_and_not_tried_is_no_pass(report: SubjectReport, reaso
     verdict = judged(RIGHT, report)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["sampler"].reason == reason
+
+
+def test_a_shift_of_labels_to_the_right_is_named_by_a_sample_that_shows_it() -> None:
+    collator: Any = load_object(f"{PLANTS / 'collators.py'}:shifted_to_the_right")
+    (finding,) = [
+        one
+        for one in check_padding(
+            Subject("it"), collator, padding_tokenizers(), batches=[(4,)]
+        ).findings
+        if one.name == LABELS
+    ]
+    assert finding.reason == "labels are shifted by one position to the right"
 
 
 def test_no_check_at_all_is_no_pass() -> None:
