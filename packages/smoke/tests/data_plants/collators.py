@@ -125,6 +125,14 @@ def shifted(tokenizer: Any) -> Collator:
     return _padding(tokenizer, labels=lambda _, labels: [*labels[1:], IGNORED])
 
 
+def shifted_to_the_right(tokenizer: Any) -> Collator:
+    return _padding(tokenizer, labels=lambda _, labels: [IGNORED, *labels[:-1]])
+
+
+def first_row_again(tokenizer: Any) -> Collator:
+    return lambda features: _padding(tokenizer)([features[0], *features[:-1]])
+
+
 def labels_on_the_right(tokenizer: Any) -> Collator:
     """Pad ids on padding_side, but labels on the right."""
 

@@ -224,10 +224,12 @@ def check_chat(
                 report.note(note)
         for cut in renderer.cuts():
             report.judge([CUT], _find_wrong_cut(cut, truncation))
+            side = "" if truncation else " (--truncation does not declare it)"
             if cut.rendered is None:
-                report.note("chats that are too long are dropped")
+                report.note(f"chats that are too long are dropped{side}")
             elif cut.start is not None:
-                report.note(f"chats that are too long keep their {'end' if cut.start else 'start'}")
+                kept = "end" if cut.start else "start"
+                report.note(f"chats that are too long keep their {kept}{side}")
     return report
 
 

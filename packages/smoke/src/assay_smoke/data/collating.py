@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import product
+from itertools import chain, combinations, product
 from typing import Any, Literal
 
 import torch
@@ -235,14 +235,21 @@ def _describe_label(batch: Batch, piece: Piece, at: int, expected: int) -> tuple
         first = f"{token}, the first token of sample {piece.sample}"
         return SEAM, f"{first}, has a label: the sample before it would predict it"
     is_shifted = labels[piece.start : piece.stop] == [*piece.labels[1:], IGNORED]
+    is_right = labels[piece.start + 1 : piece.stop] == piece.labels[:-1]
+    learned = any(label != IGNORED for label in piece.labels[:-1])
+    unless = ", unless labels are shifted to the right" if is_right else ""
     is_aside = piece.start > 0 and labels[: len(piece.labels)] == piece.labels
     is_end = ids[at] == batch.tokenizer.eos_token_id
     kinds = (
         (is_aside and not batch.is_pack, "labels are padded on the right, and ids on the left"),
         (is_shifted, "labels are shifted by one position, and models shift them again"),
+        (is_right and learned, "labels are shifted by one position to the right"),
         (expected == IGNORED, f"{token} has a label, but its sample has none"),
         (actual != IGNORED, f"the label of {token} is {show_token(batch.tokenizer, actual)}"),
-        (is_end, f"the end of the sample, {token}, has no label: a model never learns to stop"),
+        (
+            is_end,
+            f"the end of the sample, {token}, has no label: a model never learns to stop{unless}",
+        ),
         (True, f"{token} has no label, but its sample has one"),
     )
     return LABELS, next(words for holds, words in kinds if holds)
@@ -450,8 +457,15 @@ def _describe_layout(batch: Batch, by_sample: Sequence[Piece | None]) -> Fault:
         sample = by_sample.index(None)
         lost = f"no row of the batch holds sample {sample} unchanged with only padding around it"
         reason = f"{reason}: {lost}" if num_rows < len(by_sample) else lost
-        token = next((words for of, words in batch.find_lost() if of == sample), None)
-        reason += f": {token}" if token else ""
+        samples = [feature["input_ids"] for feature in batch.features]
+        whole = [one for one in batch.pieces if one.ids == samples[one.sample]]
+        pairs = (
+            (one, later) for one, later in combinations(whole, 2) if one.sample == later.sample
+        )
+        again = (f"row {later.row} is sample {later.sample} again" for _, later in pairs)
+        lost_tokens = (words for of, words in batch.find_lost() if of == sample)
+        words = next(chain(again, lost_tokens), None)
+        reason += f": {words}" if words else ""
     return batch.fault_of(ONE_ROW_EACH, sample, reason)
 
 
@@ -531,6 +545,10 @@ def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
             " numbers, so that samples see each other"
         )
     given = ", ".join(sorted(pack.tensors))
+    is_placed = "position_ids" in pack.rows and not any(
+        _find_faults(pack, "position_ids", PACKED_POSITIONS, pack.pieces)
+    )
+    sees = "other samples by attention" if is_placed else "other samples or other positions"
     ratios = {attention: _noise_ratios(pack, attention) for attention in attentions}
     for attention, number in product(attentions, range(len(pack.pieces))):
         ratio, sample = ratios[attention][number], pack.pieces[number].sample
@@ -538,8 +556,8 @@ def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
         agrees = f"; with {right[0]} it agrees" if right else ""
         reason = (
             f"the logits of sample {sample} in the pack and alone differ by {format_number(ratio)}x the"
-            f" noise of float32 (limit {LIMIT:g}x, attention {attention}{agrees}): it sees other samples or"
-            f" other positions. The batch has {given}"
+            f" noise of float32 (limit {LIMIT:g}x, attention {attention}{agrees}): it sees {sees}."
+            f" The batch has {given}"
         )
         leak = pack.fault_of(ISOLATED, sample, reason)
         report.judge([ISOLATED], [] if attention in right else [leak])

@@ -414,6 +414,9 @@ def _find_lost_or_repeated(
     excused_lost, excused_repeats = (excused, 0) if plan.drop_last else (0, excused)
     if num_lost > excused_lost:
         allowed = f"; drop_last may leave out {excused} {unit} here" if plan.drop_last else ""
+        incomplete = plan.num_samples % (plan.num_ranks * plan.batch_size)
+        if not (plan.drop_last or budget or num_repeats) and num_lost == incomplete:
+            allowed = ": as many as the incomplete last batch has, although drop_last is not set"
         faults.append(f"{_name_samples(lost)} never seen{allowed}")
     if num_repeats > excused_repeats:
         first = f"sample {repeated[0]} by rank {_list_numbers(ranks[repeated[0]])}"
