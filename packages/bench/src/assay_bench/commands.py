@@ -431,6 +431,7 @@ def accept(
 
     Exit code: 0; 2 usage or environment error, or a missing reason.
     """
+    from assay.judge.wording import format_count
     from assay_bench.comparison_files import accept as accept_evaluation
     from assay_bench.lm_eval_files import read_evaluation
     from assay_bench.run_tasks import read_suite
@@ -440,7 +441,7 @@ def accept(
     outcome = "replaced" if baseline.is_file() else "accepted"
     path = accept_evaluation(found, baseline, terms, by=approved_by, reason=reason)
     approval = "" if approved_by else "; approved by nobody: --approved-by NAME"
-    print_error(f"{outcome}: {len(found.tasks)} tasks{approval}")
+    print_error(f"{outcome}: {format_count(len(found.tasks), 'task')}{approval}")
     print_text(path)
 
 

@@ -193,6 +193,8 @@ class TaskComparison:
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
     """Reason for a FAIL or NOT_COMPARED, whatever the measures."""
+    next_step: str = ""
+    """What to do about the problem; "" if its text says it."""
     is_non_finite: bool = False
     """True if the problem is a NaN or infinity of the candidate."""
     lost: tuple[Pair, ...] = ()
@@ -244,9 +246,9 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     base, candidate = (side.only(chosen) for side in (base, candidate))
     of_all = list(_differing(base.asked, candidate.asked))
     tasks = [
-        TaskComparison(name, Outcome.NOT_COMPARED, problem=problem)
+        TaskComparison(name, Outcome.NOT_COMPARED, problem=refused[0], next_step=refused[1])
         for name, task in base.tasks.items()
-        if (problem := _refusal(task, candidate.tasks.get(name), of_all))
+        if (refused := _refusal(task, candidate.tasks.get(name), of_all))
     ]
     unmatched = {one.name for one in tasks}
     measured: dict[str, TaskComparison] = {}
@@ -281,24 +283,32 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     )
 
 
-def _refusal(base: TaskResult, candidate: TaskResult | None, of_all: Sequence[str]) -> str | None:
-    """Return why a task cannot be compared at all. of_all: differences that hold for all tasks."""
+def _refusal(
+    base: TaskResult, candidate: TaskResult | None, of_all: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return why a task cannot be compared at all, and what to do. of_all: differences that hold for all tasks."""
     if candidate is None:
-        return "only the base has this task: the candidate is not compared with it"
+        return (
+            "only the base has this task: the candidate is not compared with it",
+            "run the candidate again with this task, or name the tasks to judge with --task",
+        )
     for side, task in (("base", base), ("candidate", candidate)):
         if task.problem:
-            return f"{side}: {task.problem}"
+            return f"{side}: {task.problem}", ""
     found = [*of_all, *_differences_of(base, candidate)]
     if not found:
         return None
     ours, theirs = ({item.key for item in side.items} for side in (base, candidate))
     is_limited = any(side.num_documents != len(side.items) for side in (base, candidate))
-    advice = ""
+    step = "evaluate the base again with the settings of the candidate, and compare with that"
+    if of_all:
+        step = "evaluate the base again with the new template, and compare with that"
     if is_limited and (ours < theirs or theirs < ours):
-        advice = "; run both sides with the same --limit"
+        step = "run both sides with the same --limit"
     elif ours != theirs:
-        advice = "; the documents themselves differ: were texts or labels edited?"
-    return f"the two sides answered different questions: {'; '.join(found)}{advice}"
+        found.append("the documents themselves differ: were texts or labels edited?")
+        step = "evaluate the base again with the new documents, and compare with that"
+    return f"the two sides answered different questions: {'; '.join(found)}", step
 
 
 def _without_right_answer(base: TaskResult) -> str:
@@ -375,7 +385,7 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
     same = base.metric == candidate.metric
     place_of = {item.key: place for place, item in enumerate(candidate.items)}
     places = [place_of[item.key] for item in base.items]
-    theirs = candidate.all_scores()
+    theirs, next_step = candidate.all_scores(), ""
     problems = list(_unjudged_drops(base, candidate))
     for side, task, outcome in (
         ("candidate", candidate, Outcome.FAIL),
@@ -390,6 +400,9 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
             reason = f": {why.reason}" if why else ""
             problem = f"{name} is not judged: the candidate has no values of it{reason}"
             problems.append((Outcome.NOT_COMPARED, problem))
+            common = next((one for one in base.all_scores() if one in theirs), "NAME")
+            has = ", ".join(theirs) or "no metric"
+            next_step = f"the candidate has {has}: judge a metric of both sides with --metric {base.name}={common}"
             continue
         now = replace(theirs[name], values=tuple(theirs[name].values[place] for place in places))
         if found := _problem_of(name, was, now):
@@ -412,6 +425,7 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
         overall_outcome([Outcome.PASS, *(outcome for outcome, _ in problems)]),
         tuple(measures),
         problem="; ".join(problem for _, problem in problems) or None,
+        next_step=next_step,
         is_non_finite=any(outcome is Outcome.FAIL for outcome, _ in problems),
         lost=tuple(pair for pair in pairs if same and pair[0].right and pair[1].right is False),
         gained=tuple(pair for pair in pairs if same and pair[1].right and pair[0].right is False),

@@ -18,7 +18,7 @@ from assay.judge.levels import Cause, LevelResult, conclude, not_run
 from assay.judge.wording import format_count
 from assay.runs import provenance
 from assay.runs.results import write_results
-from assay.verdicts import Level, Outcome, Record, Unmatched, Verdict
+from assay.verdicts import Level, NextStep, Outcome, Record, Unmatched, Verdict
 from assay_bench.comparing import (
     EvaluationComparison,
     Measure,
@@ -200,8 +200,10 @@ def write_comparison(
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     verdict = verdict_of(found)
     if verdict.verdict is Outcome.FAIL and any(task.lost for task in found.tasks):
-        lost = f"questions that only the base got right: {folder / MARKDOWN_FILE}"
-        verdict = verdict.model_copy(update={"notes": [*verdict.notes, lost]})
+        lost = NextStep(
+            f"read the questions that only the base got right: {folder / MARKDOWN_FILE}"
+        )
+        verdict = verdict.model_copy(update={"next_steps": [lost, *verdict.next_steps]})
     write_results(verdict, [], folder)
     return found
 
@@ -255,9 +257,19 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         compared=sum(map(_num_compared, comparison.tasks)),  # a pool has the items of its tasks
         compared_unit="items",
         headline=_headline(comparison, levels),
+        next_steps=_next_steps(comparison.tasks),
         # A task that only the base has is a level with its reason.
         unmatched=Unmatched(actual=[one for one in candidate.tasks if one not in base.tasks]),
     )
+
+
+def _next_steps(tasks: Sequence[TaskComparison]) -> list[NextStep]:
+    """Return what to do about the problems, each once, after the tasks that have it."""
+    steps: dict[str, list[str]] = {}
+    for task in tasks:
+        if task.next_step:
+            steps.setdefault(task.next_step, []).append(task.name)
+    return [NextStep(f"{name_some(names)}: {step}") for step, names in steps.items()]
 
 
 def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult]) -> str | None:

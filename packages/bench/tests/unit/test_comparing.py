@@ -320,8 +320,12 @@ def test_different_questions_are_named_and_not_compared(candidate: TaskResult, t
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
     assert found.judged is Outcome.NOT_COMPARED
     (one,) = found.tasks
-    advice = "; run both sides with the same --limit" if "documents" in told else ""
-    assert one.problem == f"the two sides answered different questions: {told}{advice}"
+    step = "evaluate the base again with the settings of the candidate, and compare with that"
+    if "documents" in told:
+        step = "run both sides with the same --limit"
+    assert one.problem == f"the two sides answered different questions: {told}"
+    assert one.next_step == step
+    assert [str(one) for one in verdict_of(found).next_steps] == [f"sums: {step}"]
 
 
 @pytest.mark.parametrize(
@@ -363,6 +367,7 @@ def test_another_chat_template_refuses_every_task() -> None:
     assert explain_verdict(verdict, find_deciding_rows(verdict, [])).message.splitlines() == [
         "Not compared: sums, mmlu.",
         "  sums, mmlu: the two sides answered different questions: chat_template_sha is '1', base None",
+        "Next: sums, mmlu: evaluate the base again with the new template, and compare with that",
     ]
 
 
@@ -439,6 +444,9 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
     assert found.judged is verdict.verdict is Outcome.NOT_COMPARED
     reason = "only the base has this task: the candidate is not compared with it"
     assert verdict.levels["mmlu"].reason == reason
+    assert [step.purpose for step in verdict.next_steps] == [
+        "mmlu: run the candidate again with this task, or name the tasks to judge with --task"
+    ]
     assert compare(base, evaluation(FEWER), TERMS).judged is Outcome.FAIL
     assert compare(base, evaluation(), TERMS).judged is Outcome.NOT_COMPARED
 

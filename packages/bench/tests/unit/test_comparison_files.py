@@ -192,16 +192,16 @@ def test_a_failure_is_stated_once_and_names_the_lost_questions(tmp_path: Path) -
     stream = io.StringIO()
     print_report(read_report(folder), open_text_console(stream))
     assert stream.getvalue().count("lower by more than chance") == 1
-    lost = f"note: questions that only the base got right: {folder}/comparison.md\n"
+    lost = f"Next: read the questions that only the base got right: {folder}/comparison.md\n"
     assert lost in stream.getvalue()
 
 
 def test_sides_with_other_documents_need_the_same_limit() -> None:
     verdict = verdict_of(compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms()))
     assert verdict.levels["sums"].reason == (
-        "the two sides answered different questions: missing from the candidate: 1 of 4 documents;"
-        " run both sides with the same --limit"
+        "the two sides answered different questions: missing from the candidate: 1 of 4 documents"
     )
+    assert list(map(str, verdict.next_steps)) == ["sums: run both sides with the same --limit"]
 
 
 def test_clusters_of_unknown_tasks_and_of_baselines_are_refused(tmp_path: Path) -> None:

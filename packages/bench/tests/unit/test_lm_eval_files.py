@@ -284,6 +284,9 @@ def test_a_metric_that_a_task_turns_around_is_excluded_and_the_others_judge(tmp_
     found = compare(plain, turned, terms)
     assert found.judged is Outcome.NOT_COMPARED
     assert found.tasks[0].problem == f"acc is not judged: the candidate has no values of it: {why}"
+    assert found.tasks[0].next_step == (
+        "the candidate has acc_norm, log-probability: judge a metric of both sides with --metric task=acc_norm"
+    )
     assert [one.judged for one in found.tasks[0].measures] == [Outcome.PASS] * 2
 
 

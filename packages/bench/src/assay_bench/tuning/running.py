@@ -96,7 +96,9 @@ def judge_tunings(tunings: Sequence[TuningRecord]) -> tuple[Verdict, list[Measur
 
 def _headline(levels: Mapping[str, LevelResult]) -> str | None:
     if undecided := undecided_levels(levels):
-        return f"{UNDERPOWERED}: too few held-out rows to decide {', '.join(undecided)}."
+        return (
+            f"{UNDERPOWERED}: too few held-out rows to decide these levels: {', '.join(undecided)}."
+        )
     if outcome_of_levels({name: one.level for name, one in levels.items()}) is not Outcome.PASS:
         return None
     return "Each tuned model learned its mixture and kept each source."

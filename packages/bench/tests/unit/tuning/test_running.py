@@ -120,7 +120,7 @@ def test_chance_improvement_is_underpowered_and_says_how_many_rows_would_decide(
     verdict, _ = judge_tunings([tuning(after={**BEFORE, "sums": [3.0, 5.0, 4.0, 5.1]})])
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.headline == (
-        "underpowered: too few held-out rows to decide micro:llama full seed 0: learned,"
+        "underpowered: too few held-out rows to decide these levels: micro:llama full seed 0: learned,"
         " micro:llama full seed 0: held-out sums."
     )
     # Changes of sums: -1, 0.8, -0.4, 0.5, with the mean -0.025 and the deviation 0.8261. From the margin 0.1:
