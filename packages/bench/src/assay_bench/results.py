@@ -418,12 +418,14 @@ def _judge_text(task: TaskResult) -> LevelResult:
     if len(guesses) < num_items:
         unknown = "not judged, as lm-eval's own files do not hold the tokens that a guess needs"
         return _unjudged(unknown, task)
-    gains = [guess - one for one, guess in zip(nats, guesses, strict=True)]
-    return _better_or_unjudged(
-        "a guess that knows how often each token occurs",
-        p_worse(Differences.of(gains, clusters)),
-        task,
-    )
+    guess = "a guess that knows how often each token occurs"
+    gains = [one - known for one, known in zip(nats, guesses, strict=True)]
+    p_below = p_worse(Differences.of(gains, clusters))
+    if p_below < SIGNIFICANCE:
+        # The opposite of what a PASS says of the run, though a sound model of other texts may be no better.
+        return not_compared(_in_words(f"worse than {guess}", p_below, task), num_items)
+    losses = [-gain for gain in gains]
+    return _better_or_unjudged(guess, p_worse(Differences.of(losses, clusters)), task)
 
 
 def _judge_answers(task: TaskResult) -> LevelResult:

@@ -54,7 +54,7 @@ def likelihoods(nats: float, guess: float | None, num_items: int = 60) -> TaskRe
     [
         (likelihoods(-1.5, -3.0), Outcome.PASS, "better than a guess that knows how often"),
         # Random weights: a little better than log(1/256) = -5.545, and far from the frequencies.
-        (likelihoods(-5.53, -3.0), None, "not judged: not shown to be better than a guess that"),
+        (likelihoods(-5.53, -3.0), Outcome.NOT_COMPARED, "worse than a guess that knows how often"),
         (likelihoods(-5.60, -3.0), Outcome.FAIL, "worse than a guess of every byte, -5.545 nats"),
         (likelihoods(-1.5, None), None, "not judged, as lm-eval's own files do not hold"),
         # Signs of six items are all positive with probability 1/64.
@@ -69,6 +69,13 @@ def test_text_must_be_more_probable_than_by_frequencies_alone(
     assert str(alone.levels["text"].reason).startswith(reason)
     # A task that no test judged never makes a PASS.
     assert alone.verdict is (outcome or Outcome.NOT_COMPARED)
+
+
+def test_model_that_is_worse_than_a_guess_in_one_task_does_not_pass() -> None:
+    right = task(answered(100, 100).items, chance=0.25)
+    verdict = judge_scores(evaluation(right, likelihoods(-4.0, -3.0)))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.headline == "Not compared: text."
 
 
 def test_clusters_of_text_are_one_sign_each() -> None:
