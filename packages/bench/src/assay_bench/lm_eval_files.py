@@ -330,6 +330,7 @@ def _result_of_filter(
         num_documents=None if num_documents is None else num_documents - num_repeats,
         num_repeats=num_repeats,
         num_nan_calls=results.ours["num_nan_calls"] if results.ours else 0,
+        nan_weights=tuple(results.ours.get("nan_weights", ())),
         problem=problem,
         notes=tuple(remarks),
     )

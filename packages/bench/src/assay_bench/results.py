@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from scipy.stats import binom, binomtest, norm
 
+from assay.errors import name_some
 from assay.judge.levels import (
     Cause,
     LevelResult,
@@ -152,6 +153,8 @@ class TaskResult:
     """Documents that count as one item with another one, whose content or prompt they repeat."""
     num_nan_calls: int = 0
     """Calls of the model that gave NaN or infinity for the next token, if our process ran it."""
+    nan_weights: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """Weights that hold NaN or infinity, if such a call was seen."""
     problem: str = ""
     """Why the scores are wrong, whatever the model; "" for a sound task."""
     notes: tuple[str, ...] = ()
@@ -196,8 +199,11 @@ class TaskResult:
 
     @property
     def nan_calls_in_words(self) -> str:
-        """Describe calls of the model that gave NaN."""
-        return f"the model gave NaN or infinity for the next token in {self.num_nan_calls} calls"
+        """Describe calls of the model that gave NaN, and its weights that hold them."""
+        calls = format_count(self.num_nan_calls, "call")
+        words = f"the model gave NaN or infinity for the next token in {calls}"
+        weights = name_some(self.nan_weights)
+        return f"{words}; NaN or infinity is in the weights {weights}" if weights else words
 
     @property
     def remarks(self) -> list[str]:
@@ -355,13 +361,12 @@ def score_in_words(task: TaskResult) -> str:
 
 
 def _non_finite(task: TaskResult) -> LevelResult | None:
-    num_items = len(task.items)
+    num_items, reasons = len(task.items), []
     if wrong := sum(not item.is_finite for item in task.items):
-        reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
-        return failed(num_items, reason)
+        reasons.append(f"{wrong} of {num_items} log-probabilities are NaN or infinite")
     if task.num_nan_calls:
-        return failed(num_items, task.nan_calls_in_words)
-    return None
+        reasons.append(task.nan_calls_in_words)
+    return failed(num_items, "; ".join(reasons)) if reasons else None
 
 
 def _level(task: TaskResult) -> LevelResult:

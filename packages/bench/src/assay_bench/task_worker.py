@@ -159,9 +159,10 @@ def _run_task(
     samples = results.pop("samples")
     for name in samples:
         _add_guesses(samples[name], results["configs"][name]["output_type"], language_model)
-    tracker.save_results_aggregated(
-        results=results | {"assay": facts | {"num_nan_calls": len(wrong)}}, samples=samples
-    )
+    facts = facts | {"num_nan_calls": len(wrong)}
+    if wrong:
+        facts["nan_weights"] = find_nan_weights(language_model.model)
+    tracker.save_results_aggregated(results=results | {"assay": facts}, samples=samples)
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
     if not any(folder.glob("results_*.json")):
@@ -192,6 +193,13 @@ def guess_by_frequency(texts: Sequence[Sequence[int]]) -> list[float]:
     counts = Counter(token for text in texts for token in text)
     total = counts.total()
     return [math.fsum(math.log(counts[token] / total) for token in text) for text in texts]
+
+
+def find_nan_weights(model: torch.nn.Module) -> list[str]:
+    """Name the parameters and buffers that hold NaN or infinity. A buffer may hold the minus infinity of a mask."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    values = ((name, one.float()) for name, one in tensors)
+    return [name for name, one in values if bool((one.isnan() | one.isposinf()).any())]
 
 
 @contextmanager

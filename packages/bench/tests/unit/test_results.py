@@ -146,6 +146,11 @@ def test_generated_text_of_a_model_that_gives_nan_fails() -> None:
     verdict = judge_scores(evaluation(task(answered(0, 40).items, num_nan_calls=3)))
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
     assert "NaN or infinity for the next token in 3 calls" in str(verdict.levels["sums"].reason)
+    side = task(answered(0, 40).items, num_nan_calls=1, nan_weights=("a.weight", "b.weight"))
+    assert judge_scores(evaluation(side)).levels["sums"].reason == (
+        "the model gave NaN or infinity for the next token in 1 call; NaN or infinity is in the weights a.weight,"
+        " b.weight"
+    )
 
 
 def test_task_without_a_right_answer_is_not_judged() -> None:

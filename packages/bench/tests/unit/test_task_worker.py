@@ -16,6 +16,7 @@ from assay_bench.task_worker import (
     byte_tokenizer,
     checked_documents,
     describe_failure,
+    find_nan_weights,
     guess_by_frequency,
     nan_calls_of,
     run_lm_eval,
@@ -64,6 +65,15 @@ def test_calls_that_give_nan_for_the_next_token_are_counted(
         model(torch.zeros(2, 3, 5))
     model(logits_BTV)  # after the task
     assert len(found) == expected
+
+
+def test_weights_that_hold_nan_are_named_and_masks_are_not() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    assert find_nan_weights(model) == []
+    model.get_parameter("1.weight").data[0, 0] = math.nan
+    model.register_buffer("mask", torch.full((2,), -math.inf))
+    model.register_buffer("ids", torch.arange(2))
+    assert find_nan_weights(model) == ["1.weight"]
 
 
 def test_guess_by_frequency_is_the_most_probable_one_without_context() -> None:
