@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import chain, combinations, product
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -457,15 +457,13 @@ def _describe_layout(batch: Batch, by_sample: Sequence[Piece | None]) -> Fault:
         sample = by_sample.index(None)
         lost = f"no row of the batch holds sample {sample} unchanged with only padding around it"
         reason = f"{reason}: {lost}" if num_rows < len(by_sample) else lost
-        samples = [feature["input_ids"] for feature in batch.features]
-        whole = [one for one in batch.pieces if one.ids == samples[one.sample]]
-        pairs = (
-            (one, later) for one, later in combinations(whole, 2) if one.sample == later.sample
-        )
-        again = (f"row {later.row} is sample {later.sample} again" for _, later in pairs)
-        lost_tokens = (words for of, words in batch.find_lost() if of == sample)
-        words = next(chain(again, lost_tokens), None)
-        reason += f": {words}" if words else ""
+        words = [
+            f"row {one.row} holds sample {one.sample} again"
+            for one in batch.pieces
+            if by_sample[one.sample] not in (None, one)
+        ]
+        words += [token for of, token in batch.find_lost() if of == sample]
+        reason += f": {words[0]}" if words else ""
     return batch.fault_of(ONE_ROW_EACH, sample, reason)
 
 

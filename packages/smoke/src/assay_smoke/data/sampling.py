@@ -339,17 +339,14 @@ def _draw(
                 long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
                 raise subject.returned(long, "epochs that end")
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
-        if stop is None and next(drawn, None) is not None:
-            epochs.append([])  # too many, whatever it holds
-    if resumed is None and len(epochs) != last + 1:
+        is_too_long = stop is None and next(drawn, None) is not None
+    if resumed is None and (is_too_long or len(epochs) != last + 1):
         wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
-        given = f"{_count_epochs(epochs, last + 1)} of {last + 1} for {_case(plan)}"
-        raise subject.returned(given, wanted)
+        given = f"{'more than ' * is_too_long}{len(epochs)} epochs of {last + 1}"
+        raise subject.returned(f"{given} for {_case(plan)}", wanted)
+    if is_too_long:
+        epochs.append([])
     return epochs, state
-
-
-def _count_epochs(epochs: Run, most: int) -> str:
-    return f"{'more than ' if len(epochs) > most else ''}{min(len(epochs), most)} epochs"
 
 
 def _case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
@@ -518,7 +515,7 @@ def _find_wrong_resume(
     expected = [run[epoch][num_batches:], *run[epoch + 1 :]]
     case = f"{_case(plan, point)}, rank {plan.rank}"
     if len(resumed) != len(expected):
-        reason = f"makes {_count_epochs(resumed, len(expected))} of {len(expected)}"
+        reason = f"makes {'more' if len(resumed) > len(expected) else 'fewer'} epochs than are left"
         if resumed and run[0] != run[epoch] and resumed[0] in (run[0], run[0][num_batches:]):
             reason = "starts again at epoch 0"
         rows = [f"resumed: {_show(one)}" for one in resumed]

@@ -213,17 +213,12 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         for note in report.notes:
             subjects_of.setdefault(note, []).append(report.subject)
     notes = [f"{', '.join(subjects)}: {note}" for note, subjects in subjects_of.items()]
-    # All other code takes no tokenizer.
-    takes_tokenizer = not request.own_code or {"render", "collator", "packing"} & {
-        *request.own_code
-    }
-    tokenizer = request.model or ("generated tokenizers" if takes_tokenizer else None)
     own = list(dict.fromkeys(request.own_code.values()))
     verdict = conclude(
         levels,
         Cause("loss-scale" if failed[0] == "accumulation" else None) if failed else None,
         notes=dict.fromkeys([*answer.notes, *notes]),
-        model={"name": tokenizer},
+        model={"name": request.model},
         reference={"run": "the properties of docs/smoke-data.md"},
         candidate={"case": ", ".join(own) or ("its template" if request.model else "libraries")},
         statistic="exact",

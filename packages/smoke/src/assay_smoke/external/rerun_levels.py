@@ -330,16 +330,9 @@ _LATER = "depends on the split, such as by clipping, the optimizer or the applie
 _LOGGED_LOSS = (
     "The logged loss is not the mean over the rows of the step, or weights change within the step."
 )
-# What a loss of the first step says, or the norm of a gradient if the loss agrees.
-_UNDIVIDED = "{factor:.4g} is the quotient of the numbers of {parts}: their {values} are summed, and not divided by it."
-_DIVIDED_TWICE = "{factor:.4g} is the inverse quotient of the numbers of {parts}: their {values} are divided by it twice."
 _NORM = f"How gradients are summed, weighted or reduced depends on the split. {_DIVISOR}"
 # A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
 _NEAR = 1e-3
-
-
-def _is_wide(port: str, ratio: Ratio) -> bool:
-    return port == "grad_norm" and ratio.expected >= _WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,20 +414,21 @@ class _Difference:
         if not ratio.value <= 1:
             return ratio, f"{what} is {due!r}, and {other!r}. "
         limit = f"limit of {ratio.expected:.2g} ({due!r}, {other!r})"
-        wide = ", which is too wide to exclude the gradient" * _is_wide(port, ratio)
+        is_wide = port == "grad_norm" and ratio.expected >= _WIDE
+        wide = ", which is too wide to exclude the gradient" * is_wide
         return ratio, f"{what} agrees within the {dtype} {limit}{wide}. "
 
     def _explain_first(self, dtype: str) -> tuple[str, Diagnosis | None]:
         """Say what the log shows of a wrong loss of step 1, and give the diagnosis if it tells."""
         norm, shown = self._show("grad_norm", 1, dtype)
         agrees = norm is not None and norm.value <= 1
-        if norm is not None and agrees and not _is_wide("grad_norm", norm):
+        if norm is not None and agrees and norm.expected < _WIDE:
             return shown + _LOGGED_LOSS, None
         if words := self._explain_factor("loss", 1, dtype):
             return shown + words, "loss-scale"
         near = 0.0 if norm is None or agrees else norm.expected
         if near and (words := self._explain_factor("grad_norm", 1, dtype, near)):
-            return f"{shown}Within the {dtype} limit of {near:.2g}, {words}", None
+            return f"{shown}{words} The {dtype} limit of this norm is {near:.2g}.", None
         same_rows = " Do all ranks read the same rows?" * ("ranks" in self.quotients)
         return shown + _FIRST + same_rows, None
 
@@ -451,8 +445,8 @@ class _Difference:
             hint = "A logged grad_norm would tell."
             return f"Gradients or updates depend on the split{ranks}. {hint}"
         number, port, worst = max(ratios, key=lambda one: one[2].value)
-        shown, is_wide = self._show(port, number, dtype)[1], _is_wide(port, worst)
-        shown += f"{_DIVISOR} Otherwise the" if is_wide else "The"
+        shown = self._show(port, number, dtype)[1]
+        shown += f"{_DIVISOR} Otherwise the" if worst.expected >= _WIDE else "The"
         return f"{shown} update {_LATER}{ranks}."
 
     def _explain_factor(self, port: str, step: int, dtype: str, near: float = _NEAR) -> str:
@@ -460,14 +454,18 @@ class _Difference:
         near = max(near, 2 * FORMATS[dtype].unit_roundoff)
         due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
         factor, values = other / (due or 1.0), "losses" if port == "loss" else "gradients"
-        for words, inverse in ((_UNDIVIDED, 1), (_DIVIDED_TWICE, -1)):
+        for kind, inverse, how in (
+            ("quotient", 1, "summed, and not divided by it"),
+            ("inverse quotient", -1, "divided by it twice"),
+        ):
             parts = [
                 name
                 for name, quotient in self.quotients.items()
                 if quotient != 1 and abs(factor / quotient**inverse - 1) <= near
             ]
             if parts:
-                return words.format(factor=factor, parts=" or ".join(parts), values=values)
+                numbers = f"{kind} of the numbers of {' or '.join(parts)}"
+                return f"The factor {factor:.4g} is the {numbers}. Their {values} are {how}."
         return ""
 
 

@@ -178,10 +178,10 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
     ("norm", "diagnosis", "words"),
     [
         (16.0, "loss-scale", "8 is the quotient"),
-        (16.0, "loss-scale", "numbers of micro-batches: their gradients are summed"),
-        (8.0, "loss-scale", "numbers of ranks: their gradients are summed"),
-        (4.0, "loss-scale", "numbers of micro-batches of a rank: their gradients are summed"),
-        (0.25, "loss-scale", "numbers of micro-batches: their gradients are divided by it twice"),
+        (16.0, "loss-scale", "numbers of micro-batches. Their gradients are summed"),
+        (8.0, "loss-scale", "numbers of ranks. Their gradients are summed"),
+        (4.0, "loss-scale", "numbers of micro-batches of a rank. Their gradients are summed"),
+        (0.25, "loss-scale", "numbers of micro-batches. Their gradients are divided by it twice"),
         (7.9, "missing-reduction", "The loss of step 1 agrees within the float32 limit of 0.025 (4.0, 4.0). How gradients are summed"),
     ],
 )  # fmt: skip
@@ -219,8 +219,8 @@ def test_a_later_loss_names_what_the_log_shows(logged: dict[str, float], words: 
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (16.0, "their losses are summed, and not divided by it"),
-        (1.0, "their losses are divided by it twice"),
+        (16.0, "Their losses are summed, and not divided by it"),
+        (1.0, "Their losses are divided by it twice"),
         (13.0, "what the step computes of them"),
     ],
 )
@@ -296,8 +296,8 @@ UPDATE = "the update depends on the split, such as by clipping, the optimizer or
             [6.5],
             [(3.76, 1.77)],
             (
-                "The norm of the gradient of step 1 is 3.76, and 1.77. Within the bfloat16 limit of 0.19, 0.4707 is the"
-                " quotient of the numbers of micro-batches: their gradients are summed, and not divided by it."
+                "The norm of the gradient of step 1 is 3.76, and 1.77. The factor 0.4707 is the"
+                " quotient of the numbers of micro-batches. Their gradients are summed, and not divided by it. The bfloat16 limit of this norm is 0.19."
             ),
         ),
     ],
