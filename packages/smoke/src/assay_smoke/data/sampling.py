@@ -518,7 +518,7 @@ def _find_wrong_resume(
         reason = f"makes {'more' if len(resumed) > len(expected) else 'fewer'} epochs than are left"
         if resumed and run[0] != run[epoch] and resumed[0] in (run[0], run[0][num_batches:]):
             reason = "starts again at epoch 0"
-        rows = [f"resumed: {_show(one)}" for one in resumed]
+        rows = [f"resumed: {_show(one)}" for one in resumed[: len(expected)]]
         yield Fault(RESUMED, f"a run resumed in epoch {epoch} {reason}", (case, *rows))
         return
     for number, (own, actual) in enumerate(zip(expected, resumed, strict=True), epoch):

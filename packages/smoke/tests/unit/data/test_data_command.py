@@ -125,6 +125,13 @@ def test_a_shift_of_labels_to_the_right_is_named_by_a_sample_that_shows_it() -> 
     assert finding.reason == "labels are shifted by one position to the right"
 
 
+def test_a_resume_with_too_many_epochs_shows_those_that_were_drawn() -> None:
+    run: Any = load_object(f"{PLANTS / 'samplers.py'}:epoch_not_restored")
+    (finding,) = check_sampling(Subject("it"), run, SAMPLER_PLANS[:1]).findings
+    assert [line.partition(":")[0] for line in finding.example[1:]] == ["resumed"] * 2
+    assert "resumed: no batch" not in finding.example
+
+
 def test_no_check_at_all_is_no_pass() -> None:
     assert judged().verdict is Outcome.NOT_COMPARED
 
