@@ -185,15 +185,19 @@ class _Explainer:
         packages = self._packages or "no version differs: the installed library was edited"
         return f"the model's code changed ({packages})"
 
+    @property
+    def _model(self) -> str:
+        return self.seen.model or self.here.model_of(self.expectation)
+
     def _find_in_run(self) -> NextStep:
-        model = self.here.model_of(self.expectation)
-        return NextStep(_FIND, check_command(model, self.run, candidate_setup=self.here.setup))
+        check = check_command(self._model, self.run, candidate_setup=self.here.setup)
+        return NextStep(_FIND, check)
 
     def _find_in_code(self) -> NextStep:
         """Return the check of the code that changed, in float32 if the run's dtype hides the change."""
         is_hidden = is_within_limits(judge_by(self.expectation, self.observed))
         run = in_float32(self.run) if is_hidden else self.run
-        return step_from_capture(self.here.model_of(self.expectation), run, sys.executable)
+        return step_from_capture(self._model, run, sys.executable)
 
     def _after_restoring(self, *steps: NextStep) -> list[NextStep]:
         """List steps, before them the one that restores changed files."""
@@ -287,8 +291,10 @@ class _Explainer:
             )
             return Explained("run", sentence, self._after_restoring(self._find_in_run()), grown)
         # A check here would share what changed with its reference, and pass.
-        model, setup = self.here.model_of(self.expectation), self.here.setup
-        find_by_old = step_from_capture(model, self.run, sys.executable, candidate_setup=setup)
+        setup = self.here.setup
+        find_by_old = step_from_capture(
+            self._model, self.run, sys.executable, candidate_setup=setup
+        )
         less = f"the run is less accurate than the captured one{place}"
         worst = find_worst(judge_by(self.expectation, self.observed).values())
         if not packages or worst.severity > MOST_ROUNDING:

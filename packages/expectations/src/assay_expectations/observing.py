@@ -589,7 +589,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     if unread:
         stale.append(f"the model does not read {name_some(unread)}")
     stale += _describe_chats(candidate, expectation)
-    seen = Seen(file=file, stale=stale, changed_modules=modules, config=config)
+    seen = Seen(file=file, model=model, stale=stale, changed_modules=modules, config=config)
     candidate = with_inputs(candidate, expectation.inputs)
     if stale and not has_same_inputs(expected, candidate.key.content):
         return seen

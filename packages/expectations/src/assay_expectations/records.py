@@ -645,6 +645,8 @@ class Seen(Record):
     """The observation of one expectation file."""
 
     file: str
+    model: str | None = None
+    """The model that was loaded, maybe found in a folder around the file; None if it was not."""
     observed: Observed | None = None
     """Outputs of the model here; None if it did not run."""
     usage: Usage | None = None

@@ -265,6 +265,14 @@ def _judge_one(
     result = level_of_signature(name, expectation, judged, "; ".join(reasons) or None, facts)
     if seen.stale or explained is not None:
         result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
+    result.notes += _notes_on(name, expectation, seen, here)
+    result.cause = cause
+    return result
+
+
+def _notes_on(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> Iterator[str]:
+    if seen.model not in (None, here.model_of(expectation)):
+        yield f"{name}: {expectation.model} is not in this folder: {seen.model} ran"
     if seen.exact_left_out is not None:
         left_out = "the exact outputs were not compared with the captured ones"
         if here.setup:
@@ -272,11 +280,9 @@ def _judge_one(
                 ", and the setup function did not run in float64, so"
                 f" {here.machine.dtype} may hide its effect"
             )
-        result.notes.append(f"{name}: {left_out}: {seen.exact_left_out}")
+        yield f"{name}: {left_out}: {seen.exact_left_out}"
     if seen.setup_effect and (effect := describe_setup_effect(expectation, seen.setup_effect)):
-        result.notes.append(f"{name}: {effect}")
-    result.cause = cause
-    return result
+        yield f"{name}: {effect}"
 
 
 def _judge_without_outputs(

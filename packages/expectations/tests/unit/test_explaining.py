@@ -129,6 +129,13 @@ def test_changed_code_fails_a_run_within_its_limits() -> None:
     assert find.command == BY_OLD.splitlines()[-1].strip().replace("acme/bfloat16", "acme/float32")
 
 
+def test_model_found_around_the_file_is_named() -> None:
+    verdict = judged_within(bare(NEAR), model="/home/parent/lla")
+    assert "e: micro:llama is not in this folder: /home/parent/lla ran" in verdict.notes
+    assert "check generate /home/parent/lla" in verdict.next_steps[0].command
+    assert judged_within(bare(NEAR), model="micro:llama").notes == judged_within(bare(NEAR)).notes
+
+
 def test_changed_settings_fail_a_run_within_its_limits() -> None:
     verdict = judged_within(bare(NEAR), config=[CHANGE])
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, None)

@@ -236,7 +236,8 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """Put `verdict` into words."""
     if verdict.headline:
         headline = verdict.headline
-        details = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
+        reasons = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
+        details = [line for reason in reasons for line in _split_clauses(reason)]
         if verdict.diagnosis:
             details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
     elif verdict.verdict is Outcome.FAIL:
@@ -299,6 +300,16 @@ def _list_reasons(verdict: Verdict, *outcomes: Outcome | str | None) -> list[str
         if level.reason and not {*kinds}.isdisjoint(outcomes):
             named.setdefault(level.reason, []).append(name)
     return [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
+
+
+# More clauses are hard to read in a line.
+_MOST_CLAUSES = 3
+
+
+def _split_clauses(reason: str) -> list[str]:
+    """Return each clause of a long reason as a line, the later ones indented."""
+    first, *others = reason.split("; ")
+    return [first, *(f"  {one}" for one in others)] if len(others) >= _MOST_CLAUSES else [reason]
 
 
 # Smaller parts of a limit are ordinary noise, of which a PASS says nothing.

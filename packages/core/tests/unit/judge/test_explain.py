@@ -587,3 +587,13 @@ def test_a_failure_quotes_the_resolution_of_its_own_place() -> None:
     assert describe_resolution(verdict, find_deciding_rows(verdict, rows)) == (
         "resolution 3e-2 (modules, at b): every larger error is seen; a smaller one only if it is systematic, and not always"
     )
+
+
+def test_each_clause_of_a_long_reason_is_a_line() -> None:
+    levels = {
+        "long": Level(verdict=Outcome.FAIL, reason="a; b; c; d"),
+        "short": Level(verdict=Outcome.FAIL, reason="a; b"),
+    }
+    verdict = Verdict(verdict=Outcome.FAIL, headline="It differs.", levels=levels)
+    details = explain_verdict(verdict, find_deciding_rows(verdict, [])).details
+    assert details == ("long: a", "  b", "  c", "  d", "short: a; b")
