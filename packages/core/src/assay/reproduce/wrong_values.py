@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from assay.dtypes import float_format
+from assay.errors import name_some
 from assay.judge.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
 from assay.models.inspect.weights import Inspection, all_tensors
 from assay.models.stored_tensors import same_bits
@@ -72,8 +73,10 @@ class WrongValue:
         rows = proof.find_different(*sides).tolist()
         if not rows:
             return ""
-        text = f"It differs in {len(rows):,} of {len(expected):,} rows, from row {rows[0]} to row {rows[-1]}."
-        return f"{text} {describe_values(*sides, proof, OF_WEIGHT)}".rstrip()
+        where = f"{len(rows):,} of {len(expected):,} rows"
+        if len(rows) < len(expected):
+            where += f": {name_some(list(map(str, rows)))}"
+        return f"It differs in {where}. {describe_values(*sides, proof, OF_WEIGHT)}".rstrip()
 
     @property
     def mistake(self) -> str | None:

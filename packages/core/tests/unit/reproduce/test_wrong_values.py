@@ -78,17 +78,17 @@ def with_rows(rows: slice, change: Callable[[Tensor], Tensor]) -> Tensor:
     [
         (
             RIGHT * 1.02,
-            "in 12 of 12 rows, from row 0 to row 11. It is 1.02 times the expected one.",
+            "in 12 of 12 rows. It is 1.02 times the expected one.",
         ),
         (
             with_rows(slice(3, 6), lambda rows: rows * 2),
-            "in 3 of 12 rows, from row 3 to row 5. It is 2.0 times the expected one in 3 of 12 rows.",
+            "in 3 of 12 rows: 3, 4, 5. It is 2.0 times the expected one in 3 of 12 rows.",
         ),
         (
             with_rows(slice(2, 8, 5), lambda rows: rows.flip(0)),
-            "in 2 of 12 rows, from row 2 to row 7. Its rows 2 and 7 are swapped.",
+            "in 2 of 12 rows: 2, 7. Its rows 2 and 7 are swapped.",
         ),
-        (with_rows(slice(4, 5), torch.square), "in 1 of 12 rows, from row 4 to row 4."),
+        (with_rows(slice(4, 5), torch.square), "in 1 of 12 rows: 4."),
         (None, ""),
     ],
 )
