@@ -208,7 +208,7 @@ def bench_rates(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["fleet"])
 def plan(session: nox.Session) -> None:
-    """Show what a label or an event of GitHub starts. `-- smoke:nvidia --explain`."""
+    """Show which jobs a label or an event of GitHub starts. `-- smoke:nvidia --explain`."""
     tools_environment(session).run(session, "assay.cli", "runners", "plan", *session.posargs)
 
 
@@ -249,7 +249,7 @@ def report_nightly(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["fleet"])
 def reap(session: nox.Session) -> None:
-    """End the cloud instances that outlived their lifetime."""
+    """Terminate the cloud instances that have exceeded their time limit."""
     tools_environment(session).run(session, "assay.cli", "runners", "reap", *session.posargs)
 
 
