@@ -150,9 +150,7 @@ def test_a_first_step_that_a_loss_scale_may_skip_is_no_pass(tmp_path: Path) -> N
     verdict = run(tmp_path, "model one step old")
 
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert str(verdict.levels["first-save"].reason).endswith(
-        "Write `learning_rates` and `precision`"
-    )
+    assert str(verdict.levels["first-save"].reason).endswith("Missing: `precision`")
 
 
 def test_a_first_step_without_a_logged_rate_is_no_pass(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_a_first_step_without_a_logged_rate_is_no_pass(tmp_path: Path) -> None:
 
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert str(verdict.levels["first-save"].reason).endswith(
-        "Write `learning_rates` and `precision`"
+        "Missing: a positive rate of step 1 in `learning_rates`"
     )
 
 

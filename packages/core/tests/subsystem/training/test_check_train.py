@@ -14,6 +14,7 @@ from packages.core.tests.subsystem.training.conftest import CheckPlant, RunTrain
 LEVELS = ("load", "inputs", "loss", "activations", "gradients", "updates", "replicas", "checkpoint")
 FALSE_ALARMS = Path(__file__).parents[2] / "false_alarms"
 ATTENTION = "model.layers.1.self_attn"
+BUFFER = "model.rotary_emb.inv_freq"
 
 
 def place(verdict: Verdict) -> tuple[Any, ...]:
@@ -138,11 +139,14 @@ def test_planted_fault_is_found_in_its_phase(
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["* 1.02", pytest.param(".bfloat16()", marks=pytest.mark.long)],
+    ("change", "words"),
+    [
+        ("* 1.02", f"{BUFFER} changed after loading, before the first forward pass"),
+        pytest.param(".bfloat16()", f": {BUFFER}", marks=pytest.mark.long),
+    ],
 )
 def test_a_changed_buffer_that_no_state_holds_is_named(
-    check_plant: CheckPlant, tmp_path: Path, change: str
+    check_plant: CheckPlant, tmp_path: Path, change: str, words: str
 ) -> None:
     setup = tmp_path / "setup.py"
     setup.write_text(
@@ -151,9 +155,8 @@ def test_a_changed_buffer_that_no_state_holds_is_named(
         f"    rotary.inv_freq = rotary.inv_freq{change}\n"
     )
     verdict = check_plant(setup=f"{setup}:change")
-    buffer = "model.rotary_emb.inv_freq"
-    assert place(verdict) == ("forward", "model.rotary_emb", buffer, "weight-mismatch")
-    assert any(note.endswith(f": {buffer}") for note in verdict.notes)
+    assert place(verdict) == ("forward", "model.rotary_emb", BUFFER, "weight-mismatch")
+    assert any(words in text for text in (str(verdict.levels["load"].reason), *verdict.notes))
 
 
 @pytest.mark.long
