@@ -109,7 +109,7 @@ PLANTS = (
         "hangs in tear-down",
         END,
         "\n    import threading\n\n    threading.Event().wait()\n" + END,
-        "run",
+        "tear-down",
         "the uninterrupted run hung in tear-down, after step 9 of 9: over 5 s",
         ("[losses]", "end_limit_seconds = 5\n[losses]"),
     ),
