@@ -194,7 +194,7 @@ class TaskComparison:
     problem: str | None = None
     """Reason for a FAIL or NOT_COMPARED, whatever the measures."""
     next_step: str = ""
-    """What to do about the problem; "" if its text says it."""
+    """Action that solves the problem; "" if `problem` names it."""
     is_non_finite: bool = False
     """True if the problem is a NaN or infinity of the candidate."""
     lost: tuple[Pair, ...] = ()
@@ -301,8 +301,6 @@ def _refusal(
     ours, theirs = ({item.key for item in side.items} for side in (base, candidate))
     is_limited = any(side.num_documents != len(side.items) for side in (base, candidate))
     step = "evaluate the base again with the settings of the candidate, and compare with that"
-    if of_all:
-        step = "evaluate the base again with the new template, and compare with that"
     if is_limited and (ours < theirs or theirs < ours):
         step = "run both sides with the same --limit"
     elif ours != theirs:

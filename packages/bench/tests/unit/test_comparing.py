@@ -367,7 +367,7 @@ def test_another_chat_template_refuses_every_task() -> None:
     assert explain_verdict(verdict, find_deciding_rows(verdict, [])).message.splitlines() == [
         "Not compared: sums, mmlu.",
         "  sums, mmlu: the two sides answered different questions: chat_template_sha is '1', base None",
-        "Next: sums, mmlu: evaluate the base again with the new template, and compare with that",
+        "Next: sums, mmlu: evaluate the base again with the settings of the candidate, and compare with that",
     ]
 
 

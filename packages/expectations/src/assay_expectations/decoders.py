@@ -347,5 +347,5 @@ def read_texts(file: Path | None) -> Sequence[str]:
         return built_in_texts()
     texts = [message["content"] for line in read_prompts(file) for message in line.messages[:1]]
     if not any(texts):
-        raise UsageError(f"prompts {file}: there is no text")
+        raise UsageError(f"prompts {file}: the file contains no text")
     return texts

@@ -171,7 +171,7 @@ def test_texts_are_joined_until_they_are_long_enough() -> None:
 def test_file_without_texts_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"ids": [3]}')
-    with pytest.raises(UsageError, match=r"prompts .*prompts\.jsonl: there is no text"):
+    with pytest.raises(UsageError, match=r"prompts .*prompts\.jsonl: the file contains no text"):
         read_texts(file)
 
 

@@ -174,7 +174,7 @@ class _Failed:
         return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
 
     def find_state(self, location: "Location", _: "Sequence[Measurement]") -> "WrongValue | str":
-        """Return a wrong weight, moment or setting, or the reason why there is none."""
+        """Return the wrong weight, moment or setting, or a sentence that says that none was found."""
         from assay.reproduce.wrong_values import choose
 
         module = _FUNCTIONS[self.kind][1]

@@ -24,7 +24,7 @@ from assay.hooks.suspension import is_suspended, suspended
 from assay.hooks.tensors import copy_of
 from assay.sites import Site
 
-# Operations whose result is their argument, if there is no graph.
+# Operations that return their argument unless autograd records them.
 _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 
 # Operations that replace the content of their first argument.

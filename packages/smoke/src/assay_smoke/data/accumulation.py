@@ -199,7 +199,7 @@ def _find_difference(
 ) -> str | None:
     """Describe the difference from the gradient of one big batch, by a known mistake if one fits.
 
-    given: micro-batches by rank; dtypes: narrow ones of the step, whose rounding is no mistake.
+    given: micro-batches by rank. dtypes: the 16-bit dtypes of the step; rounding to them is not an error.
     """
     ranks = [[_measure(model, micro) for micro in rank] for rank in given]
     tokens = sum(micro.tokens for rank in ranks for micro in rank)

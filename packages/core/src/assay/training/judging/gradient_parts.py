@@ -1,4 +1,4 @@
-"""Which part of a step's gradients is missing or has a wrong weight: a micro-batch, a rank, or the step before."""
+"""Find micro-batches, ranks and earlier steps whose part in a step's gradients is missing or has a wrong weight."""
 
 from collections.abc import Sequence
 from dataclasses import replace
