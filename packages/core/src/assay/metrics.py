@@ -24,6 +24,7 @@ Shape legend: R rows (tokens), C channels (last dim), K bins.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -334,11 +335,9 @@ class PairSums(PooledSums):
         of errors and values count as repeated.
         """
         rows = RowErrors.concatenate(self.rows)
-        norms_R2 = torch.stack([rows.error, rows.expected], dim=1)[rows.error > 0]
-        if not len(norms_R2):
-            return 1.0
-        counts = norms_R2.unique(dim=0, return_counts=True)[1].double()
-        return float(counts.square().sum() / counts.sum())
+        norms = zip(rows.error.tolist(), rows.expected.tolist(), strict=True)
+        counts = Counter(pair for pair in norms if pair[0] > 0).values()
+        return sum(count * count for count in counts) / sum(counts) if counts else 1.0
 
     @property
     def has_channel_statistics(self) -> bool:

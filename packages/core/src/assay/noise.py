@@ -34,6 +34,9 @@ FLOAT32_ROW_BIAS = 3.0
 # A slope within three standard errors of zero is chance.
 SLOPE_STANDARD_ERRORS = 3.0
 
+# The root mean square of few slopes varies more: with the limit of 2.3, one slope may be 4.1 standard errors.
+SINGLE_ROW = 1.8
+
 # Truncation loses between half a unit (large significands) and a whole one (small ones): within
 # this share of the mean, ln 2 units.
 TRUNCATION_SHAPE = 0.25
@@ -182,7 +185,9 @@ def row_slope_ratio(
     noise_slope, noise_chance = noise.row_slope()
     bias_floor = _function_bias(unit_roundoff, FLOAT32_ROW_BIAS)
     floor = max(share.floor, BINS_FLOOR * unit_roundoff, bias_floor)
-    return Ratio("replay-row-slope", slope, max(noise_slope, chance, noise_chance, floor))
+    num_different = actual.num_row_slopes / actual.repetition
+    chance = max(chance, noise_chance) * max(1.0, SINGLE_ROW / math.sqrt(num_different))
+    return Ratio("replay-row-slope", slope, max(noise_slope, chance, floor))
 
 
 def channel_ratio(
