@@ -122,3 +122,23 @@ def test_saved_model_without_the_tokenizer_is_noted(train: RunTrain, tmp_path: P
 
     assert done.code == 0, done.stdout
     assert f"the saved model lacks the tokenizer of {model}" in done.verdict["notes"]
+
+
+@pytest.mark.parametrize("excess", [0, 0.01])
+def test_loss_of_a_model_with_a_soft_cap_rounds_the_capped_logits(
+    train: RunTrain, tmp_path: Path, excess: float
+) -> None:
+    trainer = tmp_path / "loss_of_the_model.py"
+    trainer.write_text(
+        "from assay.training import ReferenceTrainer\n"
+        "class LossOfTheModel(ReferenceTrainer):\n"
+        "    def compute_loss(self, micro_batch, num_step_tokens):\n"
+        "        loss = self.model(**micro_batch, num_items_in_batch=num_step_tokens).loss\n"
+        f"        return loss + {excess} * loss.detach()\n"
+    )
+    arguments = ("--candidate", "cpu/bfloat16", "--candidate-trainer", f"{trainer}:LossOfTheModel")
+    verdict = train(*arguments, model="micro:gemma2").verdict
+
+    expected = "FAIL" if excess else "PASS"
+    assert verdict["verdict"] == expected
+    assert verdict["levels"]["loss"]["verdict"] == expected

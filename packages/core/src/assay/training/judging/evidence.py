@@ -387,11 +387,11 @@ def _judge_group(
     if name != "recomputed":  # the group of the forward pass names them
         group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
     for rank, results in enumerate(of_ranks[name]):
-        uncalled = of_ranks["modules"][rank].uncalled_modules
+        of_rank = {one: of_ranks[one][rank] for one in GROUPS}
         own_noise = noise[name]
-        if evidence.reports[rank].traits.partial_modules or not _port_of_loss(results):
+        if evidence.reports[rank].traits.partial_modules or _computes_loss_in_model(of_rank):
             own_noise = _noise_at_head(results, own_noise)
-        allowances = _allowances(evidence, noise, name, results, uncalled)
+        allowances = _allowances(evidence, noise, name, of_rank)
         judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
         group.judged += [
             item for item in judged if (item.port.module, item.port.port) not in not_finite
@@ -420,13 +420,15 @@ def _allowances(
     evidence: TrainEvidence,
     noise: Mapping[str, ReplayResults],
     name: str,
-    results: ReplayResults,
-    uncalled_modules: Sequence[str],
+    of_rank: Mapping[str, ReplayResults],
 ) -> Allowances:
     """Return what a rank's values in group `name` may differ by beyond the noise of their own places."""
-    traits = evidence.report.traits
+    traits, results = evidence.report.traits, of_rank[name]
+    uncalled_modules = of_rank["modules"].uncalled_modules
     units = dict.fromkeys(_stages_of_loss(noise, uncalled_modules), _unit_of_loss(noise))
     units |= _units_of_unscaling(evidence, name, results)
+    if name == "stage-forward" and _computes_loss_in_model(of_rank):
+        units[Stage("", "forward")] = _unit_of_loss_in_model(evidence, noise)
     if name == "stage-optimizer" and traits.update_rounding:
         units |= {port.stage: traits.update_rounding for port in results.ports.values()}
     if name == "stage-backward":
@@ -561,6 +563,32 @@ def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResult
         if port.stage == root and _width(port) == _width(loss)
     }
     return replace(noise, ports=noise.ports | arrived)
+
+
+def _computes_loss_in_model(of_rank: Mapping[str, ReplayResults]) -> bool:
+    """Return True if no gradient of a loss arrives at the model's results."""
+    return _port_of_loss(of_rank["gradients"]) is None
+
+
+def _unit_of_loss_in_model(evidence: TrainEvidence, noise: Mapping[str, ReplayResults]) -> float:
+    """Return twice the relative error of a loss whose logits the model rounds after its head, as a soft cap does.
+
+    The noise run computes its loss from injected logits. With an error s of each logit, the loss of a token
+    changes by up to sqrt(2) s, and the errors of N tokens of a step are independent.
+    """
+    of_logits = [
+        port.sums
+        for module, port in _ports_of_logits(noise)
+        if not module and not port.stage.module
+    ]
+    loss = noise["stage-forward"].ports.get(("", "loss"))
+    if not of_logits or loss is None or not loss.sums.ee:
+        return 0.0
+    error = max(math.sqrt(one.dd / one.num_elements) for one in of_logits)
+    num_tokens = min(evidence.reference.num_tokens)
+    num_micro_batches = loss.sums.num_elements / len(evidence.reference.num_tokens)
+    size = math.sqrt(loss.sums.ee / loss.sums.num_elements)  # of one micro-batch's share
+    return 2 * error * math.sqrt(2 / (num_tokens * num_micro_batches)) / size
 
 
 def _port_of_loss(noise: ReplayResults) -> PortResult | None:
