@@ -19,7 +19,6 @@ from assay.training.judging.evidence import (
     PARAMETER_PREFIX,
     UPDATE_PREFIX,
     FreeEvidence,
-    JudgedGroup,
     TrainEvidence,
     bad_steps,
     describe_steps,
@@ -37,6 +36,7 @@ from assay.training.judging.gradient_parts import (
     find_wrong_rank_shares,
     find_wrong_shares,
 )
+from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import PHASE_METHODS, TrainingPlan
 from assay.training.replay.step_values import NORM

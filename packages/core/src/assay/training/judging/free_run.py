@@ -15,11 +15,7 @@ from assay.noise import TENSOR_FLOOR
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error
-from assay.training.judging.evidence import (
-    FreeEvidence,
-    TrainEvidence,
-    location_of_parameter,
-)
+from assay.training.judging.evidence import FreeEvidence, TrainEvidence, location_of_parameter
 from assay.training.protocol import PHASE_METHODS
 from assay.training.reports import (
     MOST_IN_ANY_ORDER,

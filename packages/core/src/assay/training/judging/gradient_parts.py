@@ -6,11 +6,7 @@ from dataclasses import replace
 from assay.errors import name_alike
 from assay.judge.levels import DiagnosedFault
 from assay.sites import Phase
-from assay.training.judging.evidence import (
-    TrainEvidence,
-    describe_steps,
-    location_of_parameter,
-)
+from assay.training.judging.evidence import TrainEvidence, describe_steps, location_of_parameter
 from assay.training.reports import GradientShare
 from assay.verdicts import Location
 

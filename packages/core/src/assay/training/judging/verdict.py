@@ -41,11 +41,8 @@ from assay.training.judging.diagnosis import (
 )
 from assay.training.judging.evidence import (
     UPDATE_PREFIX,
-    JudgedGroup,
     TrainEvidence,
     first_bad_step,
-    judge_groups,
-    list_unseen_settings,
     location_of,
     location_of_parameter,
     measurement_of,
@@ -67,6 +64,7 @@ from assay.training.judging.free_run import (
     rows_of_free_run,
     trajectory_gap,
 )
+from assay.training.judging.groups import JudgedGroup, judge_groups, list_unseen_settings
 from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
 from assay.training.reports import TrainerReport

@@ -13,12 +13,12 @@ from assay.stages import Stage
 from assay.training.judging.evidence import (
     _MERGES,
     first_bad_step,
-    judge_groups,
     location_of,
     measurement_of,
     merge_reports,
     parameter_of,
 )
+from assay.training.judging.groups import judge_groups
 from assay.training.reports import FreeRun, KeptPrecision, StateValue, TrainerReport
 from assay.verdicts import Ratio
 from packages.core.tests.unit.training.judging.candidate_reports import report as rank_report
