@@ -184,8 +184,9 @@ def test_reduction_within_backward_passes(check_plant: CheckPlant) -> None:
 
 
 @pytest.mark.long
-def test_a_model_that_computes_its_loss_itself_passes(check_plant: CheckPlant) -> None:
-    verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:LossOfTheModel")
+@pytest.mark.parametrize("name", ["LossOfTheModel", "ClippingByOneVector"])
+def test_other_ways_to_compute_a_loss_or_a_norm_pass(check_plant: CheckPlant, name: str) -> None:
+    verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:{name}")
 
     assert verdict.verdict is Outcome.PASS, verdict.location
 

@@ -129,6 +129,11 @@ def _allowances(
     units |= _units_of_unscaling(evidence, name, results)
     if name == "stage-forward" and _computes_loss_in_model(of_rank):
         units[Stage("", "forward")] = _unit_of_loss_in_model(evidence, noise)
+    if name == "stage-clip":
+        stages = (port.stage for port in results.ports.values())
+        units |= dict.fromkeys(
+            stages, _unit_of_norm(noise[name], len(evidence.reference.num_tokens))
+        )
     if name == "stage-optimizer" and traits.update_rounding:
         units |= {port.stage: traits.update_rounding for port in results.ports.values()}
     if name == "stage-backward":
@@ -334,6 +339,16 @@ def _stages_of_loss(
     """
     heads = {module for module, _ in _ports_of_logits(noise) if module in uncalled_modules}
     return [Stage(module, "backward") for module in ("", *sorted(heads))]
+
+
+def _unit_of_norm(clipped: ReplayResults, num_steps: int) -> float:
+    """Return the relative error of a norm that sums the squares of all gradients in float32, in any order.
+
+    Source: Higham & Mary, SIAM J. Sci. Comput. 41 (2019) A2815: the errors of N sums grow with the root of N.
+    """
+    gradients = (one for one in clipped.ports.values() if one.port.startswith(PARAMETER_PREFIX))
+    num_elements = sum(one.sums.num_elements for one in gradients) / num_steps
+    return float_format("float32").unit_roundoff * math.sqrt(num_elements)
 
 
 def _units_of_unscaling(
