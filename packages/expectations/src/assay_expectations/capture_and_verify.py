@@ -11,6 +11,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError, assay_command
 from assay.files import UnreadableFileError, read_pipe
 from assay.foreign_text import shorten
+from assay.inputs import is_expectation
 from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
@@ -18,7 +19,7 @@ from assay.runs.results import write_results
 from assay.verdicts import NextStep, Verdict
 from assay.watchdog import temporary_folder
 from assay_expectations.changes import change_as_markdown, find_change, judge_pair, model_change
-from assay_expectations.explaining import may_hide_setup
+from assay_expectations.explaining import check_command, may_hide_setup
 from assay_expectations.judging import (
     describe_worst,
     is_within_limits,
@@ -139,28 +140,41 @@ def with_settings_of_earlier(
 ) -> CaptureOptions:
     """Return the options with `given` settings, and otherwise those of the file that is captured again.
 
+    If the prompts are an expectation, it is that file.
+
     output: as of `capture_expectation`.
-    Raises: UsageError for options of the text of prompts that only the earlier capture read.
+    Raises: UsageError for options of the text of prompts that only the earlier capture read; BrokenExpectationError.
     """
-    settings, prompts, chats = options.settings, options.prompts, options.chats
-    files = [output] if output.suffix == ".json" else sorted(output.glob("*.json"))
-    for file in files:
+    named = options.prompts
+    if isinstance(named, str) and is_expectation(Path(named)):
+        file, named = Path(named), None
+        earlier: Expectation | None = read_expectation(file)
+    else:
+        file, earlier = _find_earlier(options, output)
+    if earlier is None:
+        settings = options.settings.model_copy(update=dict(given))
+        return options.model_copy(update={"settings": settings})
+    settings = earlier.key.content.settings.model_copy(update=dict(given))
+    if named is not None:
+        return options.model_copy(update={"settings": settings})
+    if earlier.prompts and given.keys() & {"prompt_length", "chat"}:
+        raise UsageError(f"{file} holds the tokens of your own prompts: name --prompts again")
+    inputs = {"prompts": earlier.prompts or None, "chats": earlier.chats, "repeats": str(file)}
+    return options.model_copy(update={"settings": settings, **inputs})
+
+
+def _find_earlier(options: CaptureOptions, output: Path) -> tuple[Path, Expectation | None]:
+    """Return the file that a capture replaces, with its expectation; None for a new or a broken one."""
+    for file in [output] if output.suffix == ".json" else sorted(output.glob("*.json")):
         try:
             earlier = read_expectation(file)
         except UnreadableFileError:
             continue
-        # In a folder, not one with a name of its own, or of another model.
-        is_replaced = file == output or (file.stem, earlier.model) == (earlier.name, options.model)
-        if is_replaced and earlier.provenance.run == options.run:
-            settings = earlier.key.content.settings
-            if earlier.prompts and prompts is None and given.keys() & {"prompt_length", "chat"}:
-                raise UsageError(
-                    f"{file} holds the tokens of your own prompts: name --prompts again"
-                )
-            if prompts is None and earlier.prompts:
-                prompts, chats = earlier.prompts, earlier.chats
-    settings = settings.model_copy(update=dict(given))
-    return options.model_copy(update={"settings": settings, "prompts": prompts, "chats": chats})
+        # In a folder, not one with a name of its own, or of another model or run.
+        place = file.stem, earlier.model, earlier.provenance.run
+        if file == output or place == (earlier.name, options.model, options.run):
+            return file, earlier
+    return output, None
 
 
 def _read_replaced(path: Path, reason: str | None, progress: Progress) -> Expectation | None:
@@ -202,9 +216,11 @@ def _require_agreement_with_host(
     dtype = expectation.key.machine.dtype
     judged = judge_numbers(by_host, expectation.signature.captured, dtype, limits_of(by_host))
     if not is_within_limits(judged):
-        check = assay_command(
-            "check", "generate", options.model, reference="cpu/float32", candidate=options.run
-        )
+        inputs = expectation.options_of_check(options.repeats or "")
+        if isinstance(options.prompts, str):
+            names = "prompt_length", "batch_size", "max_new_tokens", "chat", "seed"
+            inputs = {"prompts": options.prompts} | options.settings.options(*names)
+        check = check_command(options.model, options.run, **inputs)
         raise UsageError(
             f"{options.run} cannot be trusted: {describe_worst(judged, f'the error of cpu/{dtype}')}. Nothing was"
             f" written. If the difference is intended, add --reason TEXT. To find the cause:\n  {check}"
@@ -347,8 +363,10 @@ def diff_expectations(expected: str, actual: str, folder: Path) -> str:
     Returns: the change, as Markdown.
     """
     before, now = read_side(expected), read_side(actual)
-    old = expected if Path(expected).is_file() else "OLD"
-    verdict, rows, change = judge_pair(before, now, old)
+    old, new = (
+        side if Path(side).is_file() else name for side, name in ((expected, "OLD"), (actual, "NEW"))
+    )
+    verdict, rows, change = judge_pair(before, now, old, new)
     names = ["a pipe" if Path(side).is_fifo() else Path(side).name for side in (expected, actual)]
     shown = names if names[0] != names[1] else [expected, actual]
     sides = {
@@ -356,7 +374,7 @@ def diff_expectations(expected: str, actual: str, folder: Path) -> str:
         for side, name, one in zip(("reference", "candidate"), shown, (before, now), strict=True)
     }
     write_results(verdict.model_copy(update=sides), rows, folder)
-    return change_as_markdown(before, now, change)
+    return change_as_markdown(before, now, change, new)
 
 
 def read_side(side: str) -> Expectation:

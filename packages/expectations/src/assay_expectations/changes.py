@@ -315,9 +315,9 @@ def _restrict(signature: Signature, kept_ids: list[list[list[list[int]]]]) -> Si
 
 
 def judge_pair(
-    expected: Expectation, actual: Expectation, old: str = "OLD"
+    expected: Expectation, actual: Expectation, old: str = "OLD", new: str = "NEW"
 ) -> tuple[Verdict, list[Measurement], Change]:
-    """Judge the capture `actual` by the limits of `expected`, which `old` names, and describe the change."""
+    """Judge the capture `actual` by the limits of `expected`, and describe the change. old, new: their files."""
     change, level = find_change(expected, actual), "outputs"
     if change.judged is None or change.kind == "other":
         result = not_compared(change.summary)
@@ -340,17 +340,17 @@ def judge_pair(
         candidate={"run": actual.name},
         cause=cause,
         headline=change.headline,
-        next_steps=_next_steps(expected, actual, change, old),
+        next_steps=_next_steps(expected, actual, change, old, new),
     )
     return verdict, rows, change
 
 
 def _next_steps(
-    expected: Expectation, actual: Expectation, change: Change, old: str
+    expected: Expectation, actual: Expectation, change: Change, old: str, new: str
 ) -> list[NextStep]:
-    """Return what goes on after a change that is not noise. old: file of `expected`."""
+    """Return what goes on after a change that is not noise. old, new: their files."""
     if change.kind == "break":
-        if steps := _steps_to_operation(actual, change):
+        if steps := _steps_to_operation(actual, change, new):
             return steps
         model = None if actual.model == expected.model else actual.model
         verify = assay_command("expect", "verify", old, run=actual.provenance.run, model=model)
@@ -362,9 +362,13 @@ def _next_steps(
         return []
     then, now = expected.provenance.run, actual.provenance.run
     if expected.key.machine.dtype != actual.key.machine.dtype:
-        capture = assay_command("expect", "capture", actual.model, run=then, output="NEW.json")
+        inputs = actual.options_of_capture(new)
+        capture = assay_command(
+            "expect", "capture", actual.model, run=then, output="NEW.json", **inputs
+        )
+        check = check_command(actual.model, now, **actual.options_of_check(new))
         return [
-            NextStep(f"to judge {now} by a reference", check_command(actual.model, now)),
+            NextStep(f"to judge {now} by a reference", check),
             NextStep(f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
         ]
     if change.judged is None:
@@ -374,17 +378,19 @@ def _next_steps(
     ]
 
 
-def _steps_to_operation(actual: Expectation, change: Change) -> list[NextStep]:
+def _steps_to_operation(actual: Expectation, change: Change, new: str) -> list[NextStep]:
     """Return the steps that find the operation; none if both sides of a check would read today's files."""
     if change.content or (change.config and change.moves_exact):
         return []
     find, model, now = "to find the operation", actual.model, actual.provenance.run
     is_hidden = change.moves_exact and not change.is_over_limit
     # A reference of NEW's environment shares its libraries: a check there can agree whatever the cause.
-    by_old = step_from_capture(model, in_float32(now) if is_hidden else now, "NEW_PYTHON")
+    inputs = actual.options_of_check(new)
+    run = in_float32(now) if is_hidden else now
+    by_old = step_from_capture(model, run, "NEW_PYTHON", **inputs)
     if change.moves_exact or now == "cpu/float32":
         return [by_old]
-    return [NextStep(find, check_command(model, now)), by_old]
+    return [NextStep(find, check_command(model, now, **inputs)), by_old]
 
 
 def _kind_of(judged: Judged, expected: Expectation) -> Kind:
@@ -453,12 +459,14 @@ def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[Moved
     return found
 
 
-def change_as_markdown(expected: Expectation, actual: Expectation, change: Change) -> str:
-    """Format the kind of change, ratios, tokens, modules, and other differences."""
-    return "\n".join(_lines(expected, actual, change)) + "\n"
+def change_as_markdown(
+    expected: Expectation, actual: Expectation, change: Change, new: str = "NEW"
+) -> str:
+    """Format the kind of change, ratios, tokens, modules, and other differences. new: file of `actual`."""
+    return "\n".join(_lines(expected, actual, change, new)) + "\n"
 
 
-def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
+def _lines(expected: Expectation, actual: Expectation, change: Change, new: str) -> Iterator[str]:
     yield f"### {escape_markdown(f'{actual.model} on {actual.provenance.run}: {change.kind}')}"
     yield ""
     first, *_ = change.summary.split()
@@ -486,14 +494,14 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
             place = f"{token.batch}, {token.row}, {token.position}"
             yield f"| {place} | {format_number(token.units)} | {name} | {before} | {now} |"
         if change.kind != "noise":
-            yield from _layers(expected, actual, change)
+            yield from _layers(expected, actual, change, new)
     yield from _listed(
         "Other changes since the older capture", [*change.config, *change.environment]
     )
     yield from _listed("Provenance", _provenance(expected, actual))
 
 
-def _layers(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
+def _layers(expected: Expectation, actual: Expectation, change: Change, new: str) -> Iterator[str]:
     """List modules with larger errors, and the command that finds the operation."""
     if change.grown:
         yield from ("", "Modules with a larger error than before. The first one causes the change:")
@@ -513,7 +521,7 @@ def _layers(expected: Expectation, actual: Expectation, change: Change) -> Itera
         yield from ("", "No module has a clearly larger error than before.")
     else:
         yield from ("", "One of the captures has no errors of modules.")
-    for step in _steps_to_operation(actual, change):
+    for step in _steps_to_operation(actual, change, new):
         purpose = f"{step.purpose[:1].upper()}{step.purpose[1:]}:"
         yield from ("", purpose, "", markdown_block(step.command))
 

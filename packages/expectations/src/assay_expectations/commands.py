@@ -40,8 +40,8 @@ def capture(  # noqa: PLR0913 - one for each option
     prompts: Annotated[
         Path | None,
         Option(
-            'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}.'
-            " Default: 4 built-in ones and a long one.",
+            'One prompt a line: {"prompt": TEXT}, {"ids": [...]} or {"messages": [...]}. Or an expectation, to'
+            " repeat its inputs. Default: 4 built-in ones and a long one.",
             "FILE.jsonl",
         ),
     ] = None,

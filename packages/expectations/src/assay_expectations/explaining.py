@@ -80,7 +80,8 @@ def explain(
     observed = seen.observed.distributions
     is_within = is_within_limits(judge_by(expectation, observed))
     if seen.reference is None:
-        check = check_command(here.model_of(expectation), run, candidate_setup=here.setup)
+        options = {"candidate_setup": here.setup} | expectation.options_of_check(seen.file)
+        check = check_command(here.model_of(expectation), run, **options)
         return None if is_within else Explained("none", "", [NextStep(_FIND, check)])
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
     if seen.changed_modules:
@@ -189,15 +190,21 @@ class _Explainer:
     def _model(self) -> str:
         return self.seen.model or self.here.model_of(self.expectation)
 
+    @property
+    def _options(self) -> dict[str, object]:
+        """The options of a check on the recorded inputs with the setup function."""
+        inputs = self.expectation.options_of_check(self.seen.file)
+        return {"candidate_setup": self.here.setup} | inputs
+
     def _find_in_run(self) -> NextStep:
-        check = check_command(self._model, self.run, candidate_setup=self.here.setup)
-        return NextStep(_FIND, check)
+        return NextStep(_FIND, check_command(self._model, self.run, **self._options))
 
     def _find_in_code(self) -> NextStep:
         """Return the check of the code that changed, in float32 if the run's dtype hides the change."""
         is_hidden = is_within_limits(judge_by(self.expectation, self.observed))
         run = in_float32(self.run) if is_hidden else self.run
-        return step_from_capture(self._model, run, sys.executable)
+        options = self._options | {"candidate_setup": None}
+        return step_from_capture(self._model, run, sys.executable, **options)
 
     def _after_restoring(self, *steps: NextStep) -> list[NextStep]:
         """List steps, before them the one that restores changed files."""
@@ -291,10 +298,7 @@ class _Explainer:
             )
             return Explained("run", sentence, self._after_restoring(self._find_in_run()), grown)
         # A check here would share what changed with its reference, and pass.
-        setup = self.here.setup
-        find_by_old = step_from_capture(
-            self._model, self.run, sys.executable, candidate_setup=setup
-        )
+        find_by_old = step_from_capture(self._model, self.run, sys.executable, **self._options)
         less = f"the run is less accurate than the captured one{place}"
         worst = find_worst(judge_by(self.expectation, self.observed).values())
         if not packages or worst.severity > MOST_ROUNDING:

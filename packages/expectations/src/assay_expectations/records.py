@@ -84,6 +84,13 @@ class Settings(PublishedRecord):
     """As for `--prompt-length`. Absent from older files, like `chat`."""
     chat: bool = False
 
+    def options(self, *names: str) -> dict[str, object]:
+        """Return those of the settings `names` that are not the usual ones, as options of a command."""
+        usual = Settings()
+        return {
+            name: getattr(self, name) for name in names if getattr(self, name) != getattr(usual, name)
+        }
+
 
 class Weight(PublishedRecord):
     """A tensor of the checkpoint."""
@@ -364,6 +371,18 @@ class Expectation(PublishedRecord):
         model = "-".join(part for part in parts if part)
         return f"{machine.vendor}-{machine.architecture}-{machine.dtype}{rounded}-{model}"
 
+    def options_of_check(self, file: Path | str) -> dict[str, object]:
+        """Return the options of `assay check generate` that run the recorded inputs. file: of this expectation."""
+        settings = self.key.content.settings
+        if not self.prompts:
+            return settings.options("prompt_length", "batch_size", "max_new_tokens", "seed")
+        given: dict[str, object] = {"prompts": str(file), "max_new_tokens": settings.max_new_tokens}
+        return given | settings.options("batch_size")
+
+    def options_of_capture(self, file: Path | str) -> dict[str, object]:
+        """Return the options of another capture that repeat the recorded inputs. file: of this expectation."""
+        return {"prompts": str(file)} if self.options_of_check(file) else {}
+
     def content_hash(self) -> str:
         """Compute the value that `hash` must have."""
         text = self.model_dump_json(
@@ -585,6 +604,8 @@ class CaptureOptions(Record):
     """Token ids, or a file of prompts; None for built-in ones."""
     chats: list[list[dict[str, str]]] = Field(default_factory=list)
     """As in `Expectation`, of prompts that were token ids there."""
+    repeats: str | None = None
+    """The file of the expectation whose inputs these are; None for other inputs."""
     approved_by: str | None = None
     reason: str | None = None
 

@@ -113,8 +113,8 @@ def judge_seen(
     }
     others = _condense(elsewhere)
     if not results:
-        advice = _advise_capture(expectations, here, run)
-        results[_NO_EXPECTATION] = not_compared("; ".join(others), next=[advice])
+        steps = _steps_to_capture(expectations, here, run)
+        results[_NO_EXPECTATION] = not_compared("; ".join(others), next=steps)
         others = []
     steps, others_steps = _next_steps(results)
     notes = [
@@ -394,13 +394,23 @@ def _describe_elsewhere(name: str, there: Machine, here: Machine) -> str:
     return f"{name} is not verified here: it is of {there.dtype}{operands}"
 
 
-def _advise_capture(expectations: Sequence[Expectation], here: AllSeen, run: str) -> NextStep:
-    """Return the command that captures the models on this machine."""
-    models = [*dict.fromkeys(map(here.model_of, expectations))]
+def _steps_to_capture(
+    expectations: Sequence[Expectation], here: AllSeen, run: str
+) -> list[NextStep]:
+    """Return the commands that capture the models on this machine, each with the inputs of its file."""
     folder = Path(here.seen[0].file).parent
     output = _OWN_FOLDER if folder.resolve() == SHIPPED.resolve() else str(folder)
-    names = models if len(models) <= _MAX_NOTES else ["MODEL"]
-    return NextStep("", assay_command("expect", "capture", *names, run=run, output=output))
+    models: dict[str, dict[str, None]] = {}  # by the file with their inputs
+    for expectation, seen in zip(expectations, here.seen, strict=True):
+        file = expectation.options_of_capture(seen.file).get("prompts", "")
+        models.setdefault(str(file), {})[here.model_of(expectation)] = None
+    return [
+        NextStep("", assay_command(
+            *("expect", "capture", *(names if len(names) <= _MAX_NOTES else ["MODEL"])),
+            run=run, output=output, prompts=file or None,
+        ))
+        for file, names in models.items()
+    ]  # fmt: skip
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -275,6 +276,40 @@ def test_chat_template_that_changes_the_prompts_makes_them_stale(tmp_path: Path)
     done = assay(*capture, "--reason", "another template")
     assert done.returncode == 0, done.stderr
     assert verify(tmp_path / "again", str(file))[0] == 0
+
+
+@pytest.mark.long
+def test_the_next_command_runs_the_recorded_chats_and_finds_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(RECIPES["llama"].folder, "model")
+    write_tokenizer(Path("model"), "~")
+    Path("model/chat_template.jinja").write_text("{{ messages[0].content }}")
+    Path("chat.jsonl").write_text('{"prompt": "one ~ two"}\n')
+    capture = ("capture", "model", "--run", "cpu/float32", "--captures", "1", "--output", "e.json")
+    done = assay(*capture, "--chat", "--prompts", "chat.jsonl")
+    assert done.returncode == 0, done.stderr
+    Path("chat.jsonl").unlink()
+    Path("fault.py").write_text(
+        "def setup(model):\n"
+        "    def scale(_, given, output):\n"
+        "        return output * (1 + 0.5 * (given[0] == 0)[..., None])\n"
+        "    model.model.embed_tokens.register_forward_hook(scale)\n"
+    )
+    code, verdict = verify(tmp_path / "run", "e.json", "--candidate-setup", "fault.py:setup")
+    assert (code, verdict["location"]["module"]) == (1, "model.embed_tokens")
+    (step,) = verdict["next_steps"]
+    found = run_command(*shlex.split(step["command"])[1:], "--json")
+    assert found.returncode == 1, found.stderr
+    assert json.loads(found.stdout)["location"]["module"] == "model.embed_tokens"
+
+    code, verdict = verify(tmp_path / "half", "e.json", "--run", "cpu/bfloat16")
+    (step,) = verdict["next_steps"]
+    done = run_command(*shlex.split(step["command"])[1:], "--captures", "1")
+    assert done.returncode == 0, done.stderr
+    first, again = (read_expectation(Path(one)) for one in ("e.json", done.stdout.strip()))
+    assert (again.prompts, again.chats) == (first.prompts, first.chats)
 
 
 @pytest.mark.long

@@ -489,12 +489,19 @@ def test_a_second_capture_repeats_the_inputs_of_the_first(tmp_path: Path) -> Non
     again = with_settings_of_earlier(options, {"seed": 6}, path)
     assert (again.settings.max_new_tokens, again.settings.seed) == (3, 6)
     assert (again.prompts, again.chats) == ([[1, 2]], [CHAT])
-    texts = options.model_copy(update={"prompts": "other.jsonl"})
+    (tmp_path / "other.jsonl").write_text('{"prompt": "a"}')
+    texts = options.model_copy(update={"prompts": str(tmp_path / "other.jsonl")})
     assert with_settings_of_earlier(texts, {}, path).chats == []
     with pytest.raises(UsageError, match="name --prompts again"):
         with_settings_of_earlier(options, {"chat": True}, path)
     other = options.model_copy(update={"run": "cpu/bfloat16"})
-    assert with_settings_of_earlier(other, {}, path) == other
+    assert with_settings_of_earlier(other, {}, path).prompts == [[1, 2]]
+    # Another file repeats them if they are named.
+    named = other.model_copy(update={"prompts": str(path)})
+    elsewhere = with_settings_of_earlier(named, {}, tmp_path)
+    assert (elsewhere.prompts, elsewhere.chats) == ([[1, 2]], [CHAT])
+    assert (elsewhere.settings.max_new_tokens, elsewhere.repeats) == (3, str(path))
+    assert with_settings_of_earlier(other, {}, tmp_path) == other
     # The file that is named is replaced, wherever the model lies now.
     moved = options.model_copy(update={"model": "other/place"})
     assert with_settings_of_earlier(moved, {}, path).prompts == [[1, 2]]

@@ -400,3 +400,16 @@ def test_captures_in_two_dtypes_name_the_commands_that_compare_them() -> None:
         "to see a change, capture NEW on acme/float32 like OLD, then diff again:\n"
         "  assay expect capture micro:llama --run acme/float32 --output NEW.json"
     )
+
+
+def test_every_command_runs_the_recorded_prompts() -> None:
+    before, now = (
+        one.model_copy(update={"prompts": [[1]]}) for one in (EXPECTED, captured(NOISE, 5 * NOISE))
+    )
+    verdict, _, change = judge_pair(before, now, "o.json", "n.json")
+    assert all("--prompts n.json" in step.command for step in verdict.next_steps)
+    assert change_as_markdown(before, now, change, "n.json").count("--prompts n.json") == 2
+    machine = MACHINE.model_copy(update={"dtype": "float32"})
+    other = before.model_copy(update={"key": Key(machine=machine, content=CONTENT)})
+    verdict, _, _ = judge_pair(other, now, "o.json", "n.json")
+    assert all("--prompts n.json" in step.command for step in verdict.next_steps)

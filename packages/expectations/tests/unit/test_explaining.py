@@ -14,6 +14,7 @@ from assay_expectations.records import (
     Provenance,
     Reference,
     Seen,
+    Settings,
     list_steps,
 )
 from assay_expectations.verdict import SHIPPED, judge_seen
@@ -60,10 +61,11 @@ def answered(
     versions: dict[str, str] = NEWER,
     setup: str | None = None,
     config: tuple[str, ...] = (),
+    by: Expectation = EXPECTATION,
 ) -> tuple[Answer, str, str, str | None]:
     seen = Seen(file="e.json", observed=observed(run), reference=of, config=list(config))
     here = AllSeen(machine=MACHINE, versions=versions, seen=[seen], setup=setup)
-    found = explain(EXPECTATION, seen, here, RUN, NextStep("accept", RECAPTURE))
+    found = explain(by, seen, here, RUN, NextStep("accept", RECAPTURE))
     assert found is not None
     return found.answer, found.sentence, list_steps(*found.next_steps), found.module
 
@@ -88,6 +90,47 @@ def test_other_exact_outputs_are_changed_code() -> None:
         " a by 0.1; the run agrees with a reference of this environment"
     )
     assert advice == f"{BY_OLD}\naccept:\n  {RECAPTURE}"
+
+
+OWN_PROMPTS = EXPECTATION.model_copy(update={"prompts": [[1, 2]]})
+OTHER_LENGTHS = EXPECTATION.model_copy(
+    update={
+        "key": EXPECTATION.key.model_copy(
+            update={
+                "content": EXPECTATION.key.content.model_copy(
+                    update={"settings": Settings(prompt_length="8", seed=3)}
+                )
+            }
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "inputs"),
+    [
+        (OWN_PROMPTS, "--prompts e.json --max-new-tokens 16"),
+        (OTHER_LENGTHS, "--prompt-length 8 --seed 3"),
+    ],
+)
+def test_every_check_runs_the_recorded_inputs(by: Expectation, inputs: str) -> None:
+    answers = {}
+    for run, of, setup in (
+        (MOVED, reference(MOVED, None), None),
+        (MOVED, reference(MOVED, distributions(off(9 * NOISE))), None),
+        (WRONG, reference(EXACT, None), None),
+        (BROKEN, reference(EXACT, None), "k.py:install"),
+        (WRONG, reference(EXACT, EXACT), "k.py:install"),
+    ):
+        answer, sentence, advice, _ = answered(run, of, setup=setup, by=by)
+        answers[answer] = sentence
+        checks = [line for line in advice.splitlines() if "check generate" in line]
+        assert checks
+        assert all(inputs in line for line in checks), (sentence, checks)
+    assert answers.keys() == {"code", "rounding", "none", "run"}
+    unexplained = Seen(file="e.json", observed=observed(WRONG))
+    here = AllSeen(machine=MACHINE, versions=NEWER, seen=[unexplained])
+    assert inputs in judge_seen(RUN, [by], here)[0].next_steps[0].command
 
 
 def test_library_edited_in_place_is_named() -> None:

@@ -356,6 +356,16 @@ def test_expectations_of_other_machines_are_not_a_pass() -> None:
     assert rows == []
 
 
+def test_a_capture_elsewhere_repeats_the_inputs_of_each_file() -> None:
+    own = elsewhere().model_copy(update={"prompts": [[1, 2]], "model": "mine"})
+    here_twice = here(Seen(file="e/a.json"), Seen(file="e/b.json"))
+    verdict, _ = judge_seen(RUN, [own, elsewhere()], here_twice)
+    assert [step.command for step in verdict.next_steps] == [
+        "assay expect capture mine --run acme/bfloat16 --output e --prompts e/a.json",
+        "assay expect capture micro:llama --run acme/bfloat16 --output e",
+    ]
+
+
 def test_expectations_of_other_machines_do_not_change_the_verdict() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION, elsewhere()], here(seen(), Seen(file="b.json")))
     assert verdict.verdict is Outcome.PASS

@@ -48,7 +48,7 @@ Prompts = Annotated[
     str | Path | None,
     Option(
         'One prompt a line: {"prompt": TEXT}, {"prompt": TEXT, "images": [FILE, ...]}, {"ids": [...]} or'
-        ' {"messages": [...]}.',
+        ' {"messages": [...]}. Or an expectation, for its token ids.',
         "FILE.jsonl",
         group="Inputs",
     ),

@@ -14,6 +14,7 @@ from assay.inputs.batches import (
     built_in_texts,
     join_media,
     limits_of,
+    is_expectation,
     load_prompts,
     read_prompts,
 )
@@ -30,6 +31,6 @@ from assay.inputs.planning import (
 
 __all__ = [
     "LONG_LENGTH", "Batch", "BatchOptions", "InputPlan", "InsertedMedia", "LengthRange", "Media", "ModelLimits", "Prompt", "PromptLine", "built_in_texts",
-    "describe_hard_cases", "draw_media", "insert_media", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
+    "describe_hard_cases", "draw_media", "insert_media", "is_expectation", "join_media", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
 ]  # fmt: skip

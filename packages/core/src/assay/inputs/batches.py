@@ -16,7 +16,7 @@ import xxhash
 from pydantic import TypeAdapter
 
 from assay.errors import UsageError
-from assay.files import read_json_lines
+from assay.files import read_json_lines, read_json_object, read_lines
 from assay.foreign_text import shorten
 
 if TYPE_CHECKING:
@@ -270,13 +270,27 @@ class PromptLine:
         return chat if self.kind == "messages" else [{"role": "user", "content": self.value}]
 
 
+def is_expectation(path: Path) -> bool:
+    """Return True for one JSON object in several lines, as in an expectation, and False for JSON Lines."""
+    return next(read_lines(path), (0, ""))[1].strip() == "{"
+
+
 def read_prompts(path: Path) -> list[PromptLine]:
     """Read the lines of a JSONL file, each an object with one of the keys `_KEYS`.
 
     `prompt` and `text` hold strings, `ids` token ids, `messages` a chat. A string may have `images`, a list of
-    files, named from the folder of the prompts file.
+    files, named from the folder of the prompts file. An expectation stands for the token ids that it recorded.
     Raises: UsageError, naming file and line.
     """
+    if is_expectation(path):
+        record = read_json_object(path)
+        recorded = record.get("prompts") or record.get("inputs")
+        if not isinstance(recorded, list):
+            raise UsageError(f"{path}: needs one prompt a line, or an expectation with token ids")
+        return [
+            _read_line({"ids": ids}, f"{path}, prompt {number}", path.parent)
+            for number, ids in enumerate(recorded)
+        ]
     found = [
         _read_line(line, f"{path}, line {number}", path.parent)
         for number, line in read_json_lines(path)

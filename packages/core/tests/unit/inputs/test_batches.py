@@ -345,3 +345,20 @@ def test_broken_images_of_a_prompt_are_refused(line: str, message: str, tmp_path
 
     with pytest.raises(UsageError, match=f"line 1: {message}"):
         load_prompts(path, list, ModelLimits(300), max_new_tokens=1)  # type: ignore[arg-type]
+
+
+def test_an_expectation_stands_for_its_recorded_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "e.json"
+    for content in (
+        {"prompts": [[1, 2], [3]], "chats": [[]]},
+        {"prompts": [], "inputs": [[1, 2], [3]]},
+    ):
+        file.write_text(json.dumps(content, indent=1))
+        prompts = load_prompts(file, encode, LIMITS, max_new_tokens=4)
+        assert [prompt.ids for prompt in prompts] == [(1, 2), (3,)]
+    file.write_text('{\n "prompts": [["a"]]\n}')
+    with pytest.raises(UsageError, match=r"e\.json, prompt 0: ids must be a list of whole numbers"):
+        load_prompts(file, encode, LIMITS, max_new_tokens=4)
+    file.write_text('{\n "question": "a"\n}')
+    with pytest.raises(UsageError, match=r"needs one prompt a line, or an expectation with token"):
+        load_prompts(file, encode, LIMITS, max_new_tokens=4)
