@@ -45,6 +45,7 @@ from assay_expectations.records import (
     parse_expectation,
     read_expectation,
     require_writable,
+    versions_of_encoding,
     write_expectation,
 )
 from assay_expectations.verdict import SHIPPED, judge_seen
@@ -202,7 +203,10 @@ def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) ->
         raise MachineError(
             f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
         )
-    origin = expectation.provenance.model_copy(update={"process": provenance()})
+    process = provenance()
+    del process["num_threads"]  # of this process, which computes nothing
+    process["versions"] |= versions_of_encoding()
+    origin = expectation.provenance.model_copy(update={"process": process})
     return expectation.model_copy(update={"provenance": origin})
 
 
@@ -303,6 +307,8 @@ def verify_expectations(
         files=[str(file) for file in expectations], run=run, setup=setup, model=model
     )
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
+    variables = provenance()["variables"]  # of this process, as at the capture: workers add some
+    observations = observations.model_copy(update={"variables": variables})
     observations = _with_references(request, observations, folder, progress)
     if setup is not None:
         observations = _with_setups(
@@ -364,7 +370,8 @@ def diff_expectations(expected: str, actual: str, folder: Path) -> str:
     """
     before, now = read_side(expected), read_side(actual)
     old, new = (
-        side if Path(side).is_file() else name for side, name in ((expected, "OLD"), (actual, "NEW"))
+        side if Path(side).is_file() else name
+        for side, name in ((expected, "OLD"), (actual, "NEW"))
     )
     verdict, rows, change = judge_pair(before, now, old, new)
     names = ["a pipe" if Path(side).is_fifo() else Path(side).name for side in (expected, actual)]

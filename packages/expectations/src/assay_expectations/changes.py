@@ -45,7 +45,7 @@ from assay_expectations.records import (
     Provenance,
     Signature,
     content_differences,
-    describe_lengths,
+    describe_built_in,
     has_same_inputs,
     machine_differences,
 )
@@ -144,7 +144,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     """Compare the capture `actual` with the older capture `expected`."""
     contents = expected.key.content, actual.key.content
     changes = list_setting_changes(expected.config, actual.config)
-    built_in = describe_lengths(
+    built_in = describe_built_in(
         expected.inputs, actual.inputs, contents[0].settings.num_prompts, changes
     )
     content = content_differences(*contents, (expected.prompts, actual.prompts), built_in)
@@ -330,7 +330,7 @@ def judge_pair(
     if change.kind == "break" and (change.grown or change.module is not None):
         module = change.grown[0].place if change.module is None else change.module
         is_of_code = not (change.config and change.moves_exact)
-        diagnosis: Diagnosis | None = "module-error" if is_of_code else None
+        diagnosis: Diagnosis | None = "module-error" if is_of_code else "stale"
         cause = Cause(diagnosis, Location(phase="forward", module=module))
     verdict, rows = combine(
         {level: result},

@@ -80,7 +80,7 @@ def explain(
     observed = seen.observed.distributions
     is_within = is_within_limits(judge_by(expectation, observed))
     if seen.reference is None:
-        options = {"candidate_setup": here.setup} | expectation.options_of_check(seen.file)
+        options = _options_of_check(expectation, seen, here)
         check = check_command(here.model_of(expectation), run, **options)
         return None if is_within else Explained("none", "", [NextStep(_FIND, check)])
     explainer = _Explainer(expectation, seen, here, run, accept, seen.reference, observed)
@@ -90,6 +90,13 @@ def explain(
     if has_moved(expectation.signature, seen.reference.yardstick, seen.reference.yardstick_dtype):
         return explainer.explain_moved()
     return None if is_within else explainer.explain_same()
+
+
+def _options_of_check(expectation: Expectation, seen: Seen, here: AllSeen) -> dict[str, object]:
+    """Return the options of a check that runs the recorded inputs with the setup function."""
+    if seen.has_other_prompts:
+        expectation = expectation.model_copy(update={"prompts": expectation.inputs})
+    return {"candidate_setup": here.setup} | expectation.options_of_check(seen.file)
 
 
 def has_moved(signature: Signature, yardstick: Distributions, dtype: str) -> bool:
@@ -104,6 +111,23 @@ def may_hide_setup(expectation: Expectation, seen: Seen) -> bool:
     judged = judge_by(expectation, seen.observed.distributions)
     resolution = max(one.resolution for one in judged.values())
     return is_within_limits(judged) and resolution > _SETUP_ROUNDING
+
+
+def describe_other_rounding(expectation: Expectation, seen: Seen, here: AllSeen) -> str:
+    """Describe a run within its limits that is not bitwise the captured one, if no recorded fact differs; "" otherwise."""
+    then, captures = expectation.provenance, expectation.captures
+    if seen.observed is None or seen.stale or here.setup or describe_environment(expectation, here):
+        return ""
+    settings = seen.observed.torch_settings, here.variables
+    if settings != (then.torch_settings, then.process.get("variables") or {}):
+        return ""
+    is_repeatable = len(captures) > 1 and all(set(one.values()) == {1.0} for one in captures)
+    if not is_repeatable or seen.observed.distributions == expectation.signature.captured:
+        return ""
+    return (
+        "the run is not bitwise the captured one, although versions, processor, threads and weights are the same, and"
+        " all captures were bitwise equal: a library may have been edited so that it only rounds otherwise"
+    )
 
 
 def describe_setup_effect(expectation: Expectation, effect: Exact | str) -> str:
@@ -192,9 +216,7 @@ class _Explainer:
 
     @property
     def _options(self) -> dict[str, object]:
-        """The options of a check on the recorded inputs with the setup function."""
-        inputs = self.expectation.options_of_check(self.seen.file)
-        return {"candidate_setup": self.here.setup} | inputs
+        return _options_of_check(self.expectation, self.seen, self.here)
 
     def _find_in_run(self) -> NextStep:
         return NextStep(_FIND, check_command(self._model, self.run, **self._options))

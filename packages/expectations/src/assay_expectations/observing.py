@@ -19,6 +19,7 @@ from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError, assay_command, name_some
 from assay.files import UnreadableFileError
+from assay.files.safetensors import DTYPES
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
@@ -38,13 +39,16 @@ from assay.judge.coverage import Usage
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up
 from assay.models.config_files import (
+    list_changes,
     list_setting_changes,
     record_settings,
     record_tokenizer,
 )
 from assay.models.load import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
+from assay.models.stored_tensors import map_folder
 from assay.models.tensor_sources import find_sources
+from assay.models.weight_files import hash_tensor
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay_expectations.judging import (
@@ -78,11 +82,12 @@ from assay_expectations.records import (
     VerifyRequest,
     Weight,
     content_differences,
-    describe_lengths,
+    describe_built_in,
     describe_prompts,
     has_same_inputs,
     missing_tokenizer_files,
     read_expectation,
+    versions_of_encoding,
 )
 
 # Stored positions of a row if the model does not generate. Every position has read all others.
@@ -175,6 +180,7 @@ def observe(
     return Observed(
         distributions=distributions_of(given, top_ids),
         dtype=_usual_dtype(side),
+        torch_settings=dict(torch_settings()),
     )
 
 
@@ -312,14 +318,17 @@ def with_inputs(candidate: Candidate, inputs: Sequence[Sequence[int]]) -> Candid
 
 
 def _find_changed_weights(
-    candidate: Candidate, expected: Mapping[str, Weight]
+    candidate: Candidate, expected: Mapping[str, Weight], same: Mapping[str, bool]
 ) -> tuple[list[str], list[str]]:
-    """Return the changed tensors of the checkpoint that the model does not read, and the modules that hold the others."""
+    """Return the changed tensors of the checkpoint that the model does not read, and the modules that hold the others.
+
+    same: from `_compare_values`.
+    """
     model, actual = candidate.side.loaded.model, candidate.key.content.weights
     names = [
         name
         for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name)
+        if expected.get(name) != actual.get(name) and not same.get(name)
     ]
     if not names:
         return [], []
@@ -370,11 +379,17 @@ def _plan(
     return plan_batches(limits, options, loaded.encode, given)
 
 
-def _describe_chats(candidate: Candidate, expectation: Expectation) -> list[str]:
-    """Describe prompts to which the chat template gives other token ids than at the capture."""
+def _describe_texts(candidate: Candidate, expectation: Expectation) -> list[str]:
+    """Describe what the tokenizer and the chat template of today make of the texts of the recorded prompts."""
     expected, actual = expectation.key.content, candidate.key.content
-    if not expectation.chats or expected.tokenizer_hash != actual.tokenizer_hash:
-        return []
+    is_same = expected.tokenizer_hash == actual.tokenizer_hash
+    unchanged = [] if is_same else ["no recorded prompt changes"]
+    if not expectation.chats:
+        if expectation.prompts and not is_same:
+            return [
+                "whether it changes the prompts is not known: the file has only their token ids"
+            ]
+        return unchanged if _inputs_of(candidate) == expectation.inputs else []
     try:
         plan = _plan(
             candidate.side.loaded, expected.settings, expectation.prompts, expectation.chats
@@ -382,7 +397,36 @@ def _describe_chats(candidate: Candidate, expectation: Expectation) -> list[str]
     except UsageError as error:
         return [str(error)]
     different = describe_prompts(expectation.prompts, [list(one.ids) for one in plan.prompts])
-    return [f"the chat template makes {different}"] if different else []
+    if not different:
+        return unchanged
+    now = versions_of_encoding()
+    then = now | (expectation.provenance.process.get("versions") or {})
+    packages = ", ".join(list_changes({name: then[name] for name in now}, now))
+    return [f"the chat template makes {different}{packages and f' ({packages})'}"]
+
+
+def _compare_values(
+    model: str, expected: Mapping[str, Weight], actual: Mapping[str, Weight]
+) -> dict[str, bool]:
+    """Return, for each tensor that is stored in another dtype, True if it has the recorded values."""
+    names = [
+        name
+        for name, then in expected.items()
+        if name in actual and then.dtype in DTYPES and actual[name].dtype != then.dtype
+    ]
+    if not names:
+        return {}
+    with local_folder(resolve_model(model), "refuse") as folder:
+        stored = map_folder(folder)
+        return {
+            name: name in stored and _has_values(stored[name], expected[name]) for name in names
+        }
+
+
+def _has_values(tensor: Tensor, expected: Weight) -> bool:
+    converted = tensor.to(getattr(torch, DTYPES[expected.dtype][0]))
+    is_exact = torch.equal(converted.to(tensor.dtype), tensor)
+    return is_exact and hash_tensor(converted, expected.dtype) == expected.hash
 
 
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
@@ -580,16 +624,24 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         lost = f"missing tokenizer files: {name_some(missing)}; " if missing else ""
         return Seen(file=file, problem=f"{lost}{error}", config=config)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
-    built_in = describe_lengths(
+    built_in = describe_built_in(
         expectation.inputs, _inputs_of(candidate), expected.settings.num_prompts, config
     )
     prompts_of = expectation.prompts, here
     stale = content_differences(expected, candidate.key.content, prompts_of, built_in)
-    unread, modules = _find_changed_weights(candidate, expected.weights)
+    same = _compare_values(model, expected.weights, candidate.key.content.weights)
+    if same:
+        stale.append(
+            f"{sum(same.values())} of {len(same)} tensors in another dtype have equal values"
+        )
+    unread, modules = _find_changed_weights(candidate, expected.weights, same)
     if unread:
         stale.append(f"the model does not read {name_some(unread)}")
-    stale += _describe_chats(candidate, expectation)
-    seen = Seen(file=file, model=model, stale=stale, changed_modules=modules, config=config)
+    stale += _describe_texts(candidate, expectation)
+    seen = Seen(
+        file=file, model=model, stale=stale, changed_modules=modules, config=config,
+        has_other_prompts=bool(expectation.inputs) and _inputs_of(candidate) != expectation.inputs,
+    )  # fmt: skip
     candidate = with_inputs(candidate, expectation.inputs)
     if stale and not has_same_inputs(expected, candidate.key.content):
         return seen

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -88,7 +89,9 @@ class Settings(PublishedRecord):
         """Return those of the settings `names` that are not the usual ones, as options of a command."""
         usual = Settings()
         return {
-            name: getattr(self, name) for name in names if getattr(self, name) != getattr(usual, name)
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(usual, name)
         }
 
 
@@ -145,7 +148,7 @@ def content_differences(
 ) -> list[str]:
     """List the differences in content, one line per kind.
 
-    prompts: of both sides. built_in: words for other lengths of the built-in ones, from `describe_lengths`.
+    prompts: of both sides. built_in: words for other lengths of the built-in ones, from `describe_built_in`.
     """
     found = weight_differences(expected.weights, actual.weights)
     if expected.tokenizer_hash != actual.tokenizer_hash:
@@ -196,9 +199,15 @@ def describe_prompts(expected: Prompts, actual: Prompts) -> str:
     if not different:
         return ""
     length = f" ({counts[0]} → {counts[1]})" if counts[0] != counts[1] else ""
+    then, now = (one or [] for one in pairs[different[0]])
+    place, old, new = next(
+        (place, old, new)
+        for place, (old, new) in enumerate(zip_longest(then, now, fillvalue="none"))
+        if old != new
+    )
     return (
-        f"different prompts: {len(different)} of {len(pairs)}{length}, the first is prompt"
-        f" {different[0]} (counted from 0)"
+        f"different prompts: {len(different)} of {len(pairs)}{length}, the first is prompt {different[0]} at its token"
+        f" {place} (both counted from 0): id {old} → {new}"
     )
 
 
@@ -208,10 +217,10 @@ _SIZES = re.compile(
 )
 
 
-def describe_lengths(
+def describe_built_in(
     expected: Prompts, actual: Prompts, num_prompts: int, config: Sequence[str]
 ) -> str:
-    """Name the built-in prompts of other lengths, and the key that sizes them; "" without any, or without a record.
+    """Name the built-in prompts that differ, with the key that sizes them; "" without any, or without a record.
 
     num_prompts: a long prompt follows these. config: changes of config.json.
     """
@@ -225,7 +234,9 @@ def describe_lengths(
     )
     keys = "; ".join(filter(_SIZES.match, config))
     because = f", because of {keys}" if keys else ""
-    return different and f"built-in prompts of other lengths: {different}{because}"
+    if not different:
+        return describe_prompts(expected, actual).replace("different", "different built-in", 1)
+    return f"built-in prompts of other lengths: {different}{because}"
 
 
 def has_same_inputs(expected: Content, actual: Content) -> bool:
@@ -249,20 +260,26 @@ def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weig
         if other is not None:
             renamed.append(f"{name} is now {other}")
             del missing[name], new[other]
-    formats, values = [], []
+    formats: dict[str, list[str]] = {}
+    values = []
     for name in sorted(expected.keys() & actual.keys()):
         before, now = expected[name], actual[name]
         if (before.dtype, before.shape) != (now.dtype, now.shape):
-            formats.append(
-                f"{name} is {now.dtype} {now.shape}, expected {before.dtype} {before.shape}"
-            )
+            shapes = [f" {one.shape}" if before.shape != now.shape else "" for one in (now, before)]
+            change = f"{now.dtype}{shapes[0]}, expected {before.dtype}{shapes[1]}"
+            formats.setdefault(change, []).append(name)
         elif before != now:
             values.append(name)
+    kinds_of_format = [
+        f"{name_some(names, 1)} {'are' if len(names) > 1 else 'is'} {change}"
+        for change, names in formats.items()
+    ]
+    num_formats = sum(map(len, formats.values()))
     kinds = [
         (renamed, f"renamed weights ({len(renamed)})"),
         (list(missing), f"missing weights ({len(missing)})"),
         (list(new), f"new weights ({len(new)})"),
-        (formats, f"weights with a different dtype or shape ({len(formats)})"),
+        (kinds_of_format, f"weights with a different dtype or shape ({num_formats})"),
         (values, f"weights with different values ({len(values)} of {len(expected)})"),
     ]
     return [f"{kind}: {name_some(names)}" for names, kind in kinds if names]
@@ -307,6 +324,8 @@ class Observed(PublishedRecord):
     distributions: Distributions
     dtype: str
     """The dtype of most parameters."""
+    torch_settings: dict[str, Any] = Field(default_factory=dict)
+    """As in `Provenance`."""
 
 
 class Provenance(PublishedRecord):
@@ -319,15 +338,20 @@ class Provenance(PublishedRecord):
     versions: dict[str, str]
     """Versions of software that numbers depend on."""
     torch_settings: dict[str, Any]
-    """Settings that decide if two runs are bitwise equal."""
+    """Settings that decide if two runs are bitwise equal, such as the number of threads."""
     yardstick_dtype: Literal["float64", "float32"] = "float64"
     """Dtype of the yardstick; older files, which lack it, are of small models."""
     container: str | None = None
     """Image digest from ASSAY_CONTAINER."""
     process: dict[str, Any] = Field(default_factory=dict)
-    """Date, arguments, commit, processor, threads, variables."""
+    """Date, arguments, commit, processor, variables, and versions of all packages."""
     approved_by: str | None = None
     reason: str | None = None
+
+
+def versions_of_encoding() -> dict[str, str]:
+    """Return the versions of the packages that make token ids of texts."""
+    return {name: version(name) for name in ("tokenizers", "jinja2")}
 
 
 class Expectation(PublishedRecord):
@@ -670,6 +694,8 @@ class Seen(Record):
     """The model that was loaded, maybe found in a folder around the file; None if it was not."""
     observed: Observed | None = None
     """Outputs of the model here; None if it did not run."""
+    has_other_prompts: bool = False
+    """True if the tokenizer of today makes other token ids of the built-in prompts."""
     usage: Usage | None = None
     """Parts of the model that ran."""
     stale: list[str] = Field(default_factory=list)
@@ -697,6 +723,8 @@ class AllSeen(Record):
     machine: Machine
     versions: dict[str, str]
     cpu: str | None = None
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that numbers can depend on."""
     setup: str | None = None
     """The setup function of the request."""
     model: str | None = None

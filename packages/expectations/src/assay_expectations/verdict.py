@@ -1,7 +1,8 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from assay.verdicts import (
     Measurement,
     NextStep,
     Outcome,
+    Ratio,
     Unmatched,
     Verdict,
 )
@@ -43,6 +45,7 @@ from assay_expectations.explaining import (
     Answer,
     Explained,
     describe_environment,
+    describe_other_rounding,
     describe_setup_effect,
     explain,
 )
@@ -72,8 +75,9 @@ SHIPPED = Path(str(files("assay_expectations") / "shipped"))
 _OWN_FOLDER = "expectations"
 # Level name if nothing was captured on this machine.
 _NO_EXPECTATION = "expectations"
-# More notes of one kind would hide others.
-_MAX_NOTES = 3
+_OF_ONE_TOKEN = "logits-worst", "output-worst"
+# More files of one kind would hide others.
+_MAX_SHOWN = 3
 
 
 def judge_seen(
@@ -116,14 +120,13 @@ def judge_seen(
         steps = _steps_to_capture(expectations, here, run)
         results[_NO_EXPECTATION] = not_compared("; ".join(others), next=steps)
         others = []
-    steps, others_steps = _next_steps(results)
     notes = [
         f"{name_some(names)}: changed since the capture: {one}" for one, names in changes.items()
     ]
     return combine(
         results,
-        [*notes, *others, *others_steps],
-        next_steps=steps,
+        [*notes, *others],
+        next_steps=_next_steps(results),
         model={"name": ", ".join(_names_of_judged(expectations, here, broken or {}))},
         reference={"run": "the captures"},
         candidate={"run": run}
@@ -142,41 +145,55 @@ def _names_of_judged(
     return sorted(judged | {*broken} or {here.model_of(one) for one in expectations})
 
 
-def _next_steps(results: Mapping[str, LevelResult]) -> tuple[list[NextStep], list[str]]:
-    """Return the steps after the first result that did not pass, failures first, and a note for each other one."""
-    steps: list[tuple[bool, str, list[NextStep]]] = [
-        (level.verdict is not Outcome.FAIL, name, step)
-        for name, level in ((name, one.level) for name, one in results.items())
-        if level.verdict is not Outcome.PASS and (step := (level.model_extra or {}).get("next"))
+def _severity(result: LevelResult) -> float:
+    """Return the severity of the worst ratio; without one 1, between runs over a limit and within it."""
+    return find_worst(result.judged).severity if result.judged else 1.0
+
+
+def _worst_first(results: Mapping[str, LevelResult], outcome: Outcome) -> list[str]:
+    names = [name for name, one in results.items() if one.level.verdict is outcome]
+    return sorted(names, key=lambda name: -_severity(results[name]))
+
+
+def _next_steps(results: Mapping[str, LevelResult]) -> list[NextStep]:
+    """Return the steps after each result that did not pass, failures first, the worst first."""
+    names = _worst_first(results, Outcome.FAIL) + _worst_first(results, Outcome.NOT_COMPARED)
+    steps = {
+        name: found
+        for name in names
+        if (found := (results[name].level.model_extra or {}).get("next"))
+    }
+    if len(steps) <= 1:
+        return [step for found in steps.values() for step in found]
+    shown = [
+        replace(step, purpose=f"{name}: {step.purpose or 'to go on'}")
+        for name in [*steps][:_MAX_SHOWN]
+        for step in steps[name]
     ]
-    (_, _, first), *others = sorted(steps, key=lambda one: one[0]) or [(True, "", [])]
-    notes = [
-        f"{name}: {' '.join(map(str.strip, str(step[0]).splitlines()))}" for _, name, step in others
-    ]
-    if (more := len(notes) - _MAX_NOTES) > 0:
-        notes[_MAX_NOTES:] = [f"{more} more files have their next step in verdict.json"]
-    return first, notes
+    if (more := len(steps) - _MAX_SHOWN) > 0:
+        shown.append(NextStep(f"{more} more files have their next steps in verdict.json"))
+    return shown
 
 
 def _headline(results: Mapping[str, LevelResult], dtype: str) -> str | None:
-    """Name what failed, so that no number of another file stands for it, or state the largest error of a PASS."""
-    for outcome, words in (
-        (Outcome.FAIL, "differ from the captured outputs"),
-        (Outcome.NOT_COMPARED, "were not compared"),
+    """Name what failed, the worst first, or state the largest error of a PASS."""
+    for outcome, usual, verb in (
+        (Outcome.FAIL, "differs from the captured outputs", "failed"),
+        (Outcome.NOT_COMPARED, "was not compared", "were not compared"),
     ):
-        names = [name for name, one in results.items() if one.level.verdict is outcome]
-        if len(names) == 1:
-            if names[0] == _NO_EXPECTATION:
-                return "Nothing was captured for this device and dtype."
-            summary = (results[names[0]].level.model_extra or {}).get("summary")
-            one = (
-                "differs from the captured outputs"
-                if outcome is Outcome.FAIL
-                else "was not compared"
-            )
-            return f"{names[0]} {summary or one}"
-        if names:
-            return f"{len(names)} of {len(results)} expectations {words}: {name_some(names)}"
+        names = _worst_first(results, outcome)
+        if names == [_NO_EXPECTATION]:
+            return "Nothing was captured for this device and dtype."
+        parts = [
+            f"{name} {(results[name].level.model_extra or {}).get('summary') or usual}"
+            for name in names
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        if (more := len(parts) - _MAX_SHOWN) > 0:
+            parts[_MAX_SHOWN:] = [f"and {more} more"]
+        if parts:
+            return f"{len(names)} of {len(results)} expectations {verb}: {'; '.join(parts)}"
     return _describe_pass(results, dtype)
 
 
@@ -191,13 +208,29 @@ def _describe_pass(results: Mapping[str, LevelResult], dtype: str) -> str:
     if len(results) > 1:
         whose, where = f"All {len(results)} expectations hold", f" in {name}"
     ratio, limit = format_against(worst.value, worst.limit)
+    hidden, hidden_at_one = (
+        format_number(
+            _coarsest(
+                ratio
+                for one in results.values()
+                for ratio in one.judged
+                if (ratio.statistic in _OF_ONE_TOKEN) is is_of_one
+            )
+        )
+        for is_of_one in (False, True)
+    )
     origin = (results[name].level.model_extra or {})["limits_origin"]
     return (
         f"{whose}, over {format_count(num_tokens, 'token')}: the largest error{where},"
         f" {describe_error(worst.statistic, worst.actual)}, is {ratio}x that of the captured run"
-        f" (limit {limit}x; {origin}). In {dtype}, errors of the run below {format_number(worst.resolution)} may"
-        " not show."
+        f" (limit {limit}x; {origin}). In {dtype}, errors of the run below {hidden} over all"
+        f" tokens, or below {hidden_at_one} at one token, may not show."
     )
+
+
+def _coarsest(judged: Iterable[Ratio]) -> float:
+    """Return the error below which one of the ratios may hide an error of the run."""
+    return max(one.resolution for one in judged)
 
 
 def combine(
@@ -208,15 +241,15 @@ def combine(
 ) -> tuple[Verdict, list[Measurement]]:
     """Make the verdict over all levels, with `fields`, and its measurements.
 
-    cause: default: that of the first failed level.
+    cause: default: that of the worst failed level, of which the numbers are too.
     """
-    wrong = [one for one in results.values() if one.level.verdict is Outcome.FAIL]
+    wrong = [results[name] for name in _worst_first(results, Outcome.FAIL)][:1]
     judged = [ratio for one in wrong or results.values() for ratio in one.judged]
     numbers: DecidingNumbers = {}
     found = cause or next((one.cause for one in wrong if isinstance(one.cause, Cause)), Cause(None))
     if judged:
         worst = find_worst(judged)
-        numbers = deciding_numbers(worst, worst.resolution)
+        numbers = deciding_numbers(worst, worst.resolution if wrong else _coarsest(judged))
         if not math.isfinite(worst.value):
             found = Cause("non-finite", found.location)
     unmatched = [
@@ -266,6 +299,9 @@ def _judge_one(
     if seen.stale or explained is not None:
         result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
     result.notes += _notes_on(name, expectation, seen, here)
+    if result.level.verdict is Outcome.PASS:
+        rounding = describe_other_rounding(expectation, seen, here)
+        result.notes += [f"{name}: {rounding}"] if rounding else []
     result.cause = cause
     return result
 
@@ -324,7 +360,7 @@ _FAULTS: Mapping[Answer, str] = {
 
 
 def _cause_of(explained: Explained, *, is_stale: bool) -> Cause:
-    diagnosis: Diagnosis | None = "stale" if is_stale else None
+    diagnosis: Diagnosis | None = "stale" if is_stale or explained.answer == "files" else None
     if explained.module is None:
         return Cause(diagnosis)
     if explained.answer in _FAULTS or (explained.answer != "files" and not is_stale):
@@ -372,7 +408,7 @@ def _describe_size(
     elif explained is not None:
         yield f"the outputs of the run are within the limits: {size}"
     elif "stale" in facts:
-        yield "the outputs are within the limits"
+        yield "the outputs on the recorded tokens are within the limits"
 
 
 def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> None:
@@ -406,7 +442,7 @@ def _steps_to_capture(
         models.setdefault(str(file), {})[here.model_of(expectation)] = None
     return [
         NextStep("", assay_command(
-            *("expect", "capture", *(names if len(names) <= _MAX_NOTES else ["MODEL"])),
+            *("expect", "capture", *(names if len(names) <= _MAX_SHOWN else ["MODEL"])),
             run=run, output=output, prompts=file or None,
         ))
         for file, names in models.items()
@@ -415,7 +451,7 @@ def _steps_to_capture(
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:
     """Return the descriptions, or a single note if there are many."""
-    if len(elsewhere) <= _MAX_NOTES:
+    if len(elsewhere) <= _MAX_SHOWN:
         return list(elsewhere.values())
     names = name_some([*elsewhere])
     return [f"{len(elsewhere)} expectations belong to other machines or dtypes: {names}"]

@@ -76,7 +76,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def captured_in_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("captured") / "e.json"
-    output = ("--run", "cpu/bfloat16", "--captures", "1", "--output", str(file))
+    output = ("--run", "cpu/bfloat16", "--captures", "2", "--output", str(file))
     done = assay("capture", "micro:llama", *output)
     assert done.returncode == 0, done.stderr
     return file
@@ -101,6 +101,10 @@ def test_capture_has_key_and_provenance(captured: Path) -> None:
         "transformers": transformers.__version__,
     }
     assert len(expectation.captures) == 3
+    process = expectation.provenance.process
+    assert {"tokenizers", "jinja2"} <= process["versions"].keys()
+    assert "num_threads" not in process
+    assert expectation.provenance.torch_settings["num_threads"] == 1
     assert len(expectation.signature.top_ids[0][0][0]) == 8
     assert len(expectation.signature.yardstick.log_probabilities[0][0][0]) == 9
 
@@ -158,7 +162,7 @@ def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     (level,) = verdict["levels"].values()
     changed = (
         r"stale, different content: weights with different values \(1 of \d+\): model\.norm\.weight"
-        r"; .*(is [\d.e,]+x the error of the captured run|the outputs are within the limits)"
+        r"; .*(is [\d.e,]+x the error of the captured run|the outputs on the recorded tokens are within the limits)"
     )
     assert re.match(changed, level["reason"])
     assert level["compared"] == 68
@@ -175,7 +179,7 @@ def test_effect_of_an_unread_tensor_is_named(captured: Path, tmp_path: Path) -> 
     assert code == 1
     assert level["reason"] == (
         "stale, different content: new weights (1): extra.weight; the model does not read extra.weight; the"
-        " outputs are within the limits"
+        " outputs on the recorded tokens are within the limits"
     )
 
 
@@ -211,6 +215,12 @@ def test_a_fault_shows_beside_stale_content(tmp_path: Path, change: str) -> None
     assert [(code, one["diagnosis"]) for code, one in (plain, both)] == [
         (1, "stale"), (1, "module-error"),
     ]  # fmt: skip
+    if change == "tokenizer":
+        (level,) = plain[1]["levels"].values()
+        assert (
+            "different built-in prompts: 3 of 5, the first is prompt 1 at its token 0"
+            in level["reason"]
+        )
     assert both[1]["location"]["module"] == "model.layers.1.mlp.down_proj"
     assert both[1]["headline"] == (
         "e is stale: its model or its inputs changed; besides, the run itself is wrong"
@@ -234,6 +244,31 @@ def test_change_of_the_tokenizer_is_named(tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "gone", str(tmp_path / "e.json"))
     assert code == 1
     assert verdict["levels"]["e"]["reason"].startswith("missing tokenizer files: tokenizer.json; ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("factor", "told", "answer"),
+    [
+        (1.0, "39 of 39 tensors in another dtype have equal values", None),
+        (1.003, "38 of 39 tensors in another dtype have equal values", "none"),
+    ],
+)
+def test_weights_saved_in_another_dtype_are_compared(
+    captured: Path, tmp_path: Path, factor: float, told: str, answer: str | None
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(RECIPES["llama"].folder, model)
+    file = model / "model.safetensors"
+    tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
+    tensors["model.norm.weight"] *= factor
+    save_file(tensors, file, {"format": "pt"})
+    code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
+    (level,) = verdict["levels"].values()
+    assert code == 1
+    assert told in level["reason"]
+    assert "(39): lm_head.weight and 38 more are F32, expected BF16" in level["reason"]
+    assert level.get("drift", {}).get("answer") == answer
 
 
 @pytest.mark.long
@@ -269,8 +304,8 @@ def test_chat_template_that_changes_the_prompts_makes_them_stale(tmp_path: Path)
     code, verdict = verify(tmp_path / "other", str(file))
     assert (code, verdict["diagnosis"]) == (1, "stale")
     assert verdict["levels"]["e"]["reason"].startswith(
-        "stale, different content: the chat template makes different prompts: 1 of 2, the first is prompt 0 (counted"
-        " from 0); chat template: hash "
+        "stale, different content: the chat template makes different prompts: 1 of 2, the first is prompt 0 at its token"
+        " 0 (both counted from 0): id 27 → 58; chat template: hash "
     )
     # The next capture repeats the chats with the template of today.
     done = assay(*capture, "--reason", "another template")
@@ -410,7 +445,7 @@ def test_changed_configuration_is_named_with_its_effect(
     settings = json.loads(config.read_text()) | {"rms_norm_eps": epsilon}
     config.write_text(json.dumps(settings))
     code, verdict = verify(tmp_path / "run", str(captured), "--model", str(model))
-    assert (code, verdict["diagnosis"]) == (1, None)
+    assert (code, verdict["diagnosis"]) == (1, "stale")
     assert (verdict["noise_ratio"] > verdict["limit"]) == (epsilon == 1e-5)
     assert verdict["location"]["module"] == "model.layers.0.input_layernorm"
     (level,) = verdict["levels"].values()
@@ -439,19 +474,14 @@ def test_setup_function_is_tried_in_float64(
     assert (note or "") in " ".join(verdict["notes"])
 
 
-def test_edited_library_fails_a_run_within_its_limits(
-    captured_in_half: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "from transformers.models.llama.modeling_llama import LlamaMLP\n"
-        "forward = LlamaMLP.forward\n"
-        "LlamaMLP.forward = lambda self, values: forward(self, values) * 1.003\n"
-    )
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+def verify_with_edited_library(file: Path, folder: Path, edit: str) -> tuple[int, dict[str, Any]]:
+    """Verify in bfloat16 with `edit` run before any other code."""
+    (folder / "sitecustomize.py").write_text(edit)
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "assay.cli", "expect", "verify", str(captured_in_half)),
-            *("--run", "cpu/bfloat16", "--output", str(tmp_path / "run"), "--json"),
+            *(sys.executable, "-m", "assay.cli", "expect", "verify", str(file)),
+            *("--run", "cpu/bfloat16", "--output", str(folder / "run"), "--json"),
         ],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
@@ -459,8 +489,36 @@ def test_edited_library_fails_a_run_within_its_limits(
         check=False,
     )
     assert done.stdout, done.stderr
-    verdict = json.loads(done.stdout)
-    assert (done.returncode, verdict["diagnosis"]) == (1, "module-error")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_edited_library_that_only_rounds_otherwise_is_noted(
+    captured_in_half: Path, tmp_path: Path
+) -> None:
+    edit = (
+        "import torch\n"
+        "from transformers.models.llama.modeling_llama import LlamaRMSNorm\n"
+        "def forward(self, values):\n"
+        "    wide = values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)\n"
+        "    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)\n"
+        "    return (self.weight.to(wide.dtype) * (wide * scale)).to(values.dtype)\n"
+        "LlamaRMSNorm.forward = forward\n"
+    )
+    code, verdict = verify_with_edited_library(captured_in_half, tmp_path, edit)
+    assert (code, verdict["verdict"]) == (0, "PASS")
+    assert "the run is not bitwise the captured one" in " ".join(verdict["notes"])
+
+
+def test_edited_library_fails_a_run_within_its_limits(
+    captured_in_half: Path, tmp_path: Path
+) -> None:
+    edit = (
+        "from transformers.models.llama.modeling_llama import LlamaMLP\n"
+        "forward = LlamaMLP.forward\n"
+        "LlamaMLP.forward = lambda self, values: forward(self, values) * 1.003\n"
+    )
+    code, verdict = verify_with_edited_library(captured_in_half, tmp_path, edit)
+    assert (code, verdict["diagnosis"]) == (1, "module-error")
     assert verdict["noise_ratio"] < verdict["limit"]
     assert verdict["location"]["module"] == "model.layers.0.mlp"
 

@@ -181,7 +181,7 @@ def test_model_found_around_the_file_is_named() -> None:
 
 def test_changed_settings_fail_a_run_within_its_limits() -> None:
     verdict = judged_within(bare(NEAR), config=[CHANGE])
-    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, None)
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "stale")
     assert str(verdict.levels["e"].reason).startswith(f"{CHANGE}: the exact outputs (float64) move")
 
 
@@ -196,7 +196,7 @@ def test_run_within_its_limits_shows_changed_code_beside_changed_weights() -> No
     verdict = judged_within(bare(NEAR), stale=[WEIGHTS], changed_modules=["a"])
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "stale")
     assert verdict.levels["e"].reason == (
-        f"stale, different content: {WEIGHTS}; the outputs are within the limits"
+        f"stale, different content: {WEIGHTS}; the outputs on the recorded tokens are within the limits"
     )
     verdict = judged_within(bare(NEAR), stale=["different tokenizer"])
     assert verdict.diagnosis == "module-error"
@@ -288,7 +288,7 @@ def test_changed_settings_are_no_error_of_a_module() -> None:
     )
     here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen])
     verdict, _ = judge_seen(RUN, [EXPECTATION], here)
-    assert verdict.diagnosis is None
+    assert verdict.diagnosis == "stale"
     assert str(verdict.levels["e"].reason).startswith(change)
 
 

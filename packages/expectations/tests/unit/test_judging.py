@@ -226,19 +226,35 @@ def test_every_command_names_the_model_that_was_verified() -> None:
         assert all(" other " in command or "--model other" in command for command in commands)
 
 
-def test_the_first_failure_names_the_next_step_and_notes_name_the_others() -> None:
-    wrong = observed(distributions(off(10 * NOISE)))
-    files = [Seen(file=f"{name}.json", observed=wrong) for name in "abcdef"]
+def test_next_steps_are_those_of_each_file_the_worst_first() -> None:
+    files = [seen((10 + number) * NOISE, f"{name}.json") for number, name in enumerate("abcdef")]
     absent = Seen(file="0.json", missing="there is no folder m")
     verdict, _ = judge_seen(RUN, [EXPECTATION] * 7, here(absent, *files))
-    assert verdict.next_steps == (verdict.levels["a"].model_extra or {})["next"]
-    assert verdict.notes[0] == (
-        "b: to find the operation: assay check generate micro:llama --reference cpu/float32 --candidate"
-        " acme/bfloat16"
-    )
-    assert [note[:1] for note in verdict.notes] == ["b", "c", "d", "3"]
-    assert verdict.notes[-1] == "3 more files have their next step in verdict.json"
+    *steps, last = verdict.next_steps
+    check = "assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16"
+    assert [(step.purpose, step.command) for step in steps] == [
+        (f"{name}: to find the operation", check) for name in "fed"
+    ]
+    assert str(last) == "4 more files have their next steps in verdict.json"
     assert all((level.model_extra or {})["next"] for level in verdict.levels.values())
+    assert verdict.notes == []
+
+
+def test_several_failures_are_named_by_their_own_words_and_the_numbers_are_of_the_worst() -> None:
+    stale = seen(file="stale.json").model_copy(update={"stale": ["different tokenizer"]})
+    wrong = seen(10 * NOISE, "wrong.json")
+    verdict, _ = judge_seen(RUN, [EXPECTATION] * 3, here(stale, seen(), wrong))
+    assert verdict.headline == (
+        "2 of 3 expectations failed: wrong differs from the captured outputs; stale is stale: its model or its"
+        " inputs changed"
+    )
+    assert (verdict.noise_ratio, verdict.diagnosis) == (pytest.approx(10), None)
+    absent = [Seen(file=f"{name}.json", missing="no folder") for name in "abcd"]
+    verdict, _ = judge_seen(RUN, [EXPECTATION] * 4, here(*absent))
+    assert verdict.headline == (
+        "4 of 4 expectations were not compared: a was not compared; b was not compared; c was not compared; and 1"
+        " more"
+    )
 
 
 def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
@@ -246,8 +262,20 @@ def test_a_pass_states_its_largest_error_and_the_tokens() -> None:
     assert verdict.next_steps == []
     assert verdict.headline == (
         "The outputs agree with the capture, over 1 token: the largest error, relative error of the logits"
-        " 1e-2, is 1.0x that of the captured run (limit 2.0x; by hand). In bfloat16, errors of the run below 2e-2 may not show."
+        " 1e-2, is 1.0x that of the captured run (limit 2.0x; by hand). In bfloat16, errors of the run below 2e-2 over all"
+        " tokens, or below 3e-2 at one token, may not show."
     )
+    assert verdict.resolution == pytest.approx(3e-2)
+    for order in (1, -1):
+        pair = [
+            (EXPECTATION, seen(file="a.json")),
+            (expectation(noise=NOISE / 2), seen(NOISE / 2, "b.json")),
+        ]
+        expected, files = zip(*pair[::order], strict=True)
+        verdict, _ = judge_seen(RUN, list(expected), here(*files))
+        assert str(verdict.headline).endswith(
+            "2e-2 over all tokens, or below 3e-2 at one token, may not show."
+        )
     other = Seen(file="b.json", observed=observed(distributions(off(1.5 * NOISE))))
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(seen(), other))
     assert str(verdict.headline).startswith(
@@ -287,6 +315,37 @@ def test_effect_of_a_setup_function_that_a_dtype_hides_is_noted(
     verdict, _ = judge_seen(RUN, [LAYERS], here(given))
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes == ([] if note is None else [f"a: {note}"])
+
+
+REPEATED = EXPECTATION.model_copy(update={"captures": EXPECTATION.captures * 2})
+THREADS = {"num_threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("by", "size", "settings", "facts", "has_note"),
+    [
+        (REPEATED, 1.01, THREADS, {}, True),
+        (REPEATED, 1.0, THREADS, {}, False),
+        (EXPECTATION, 1.01, THREADS, {}, False),  # one capture does not show that it repeats
+        (REPEATED, 1.01, {"num_threads": 2}, {}, False),
+        (REPEATED, 1.01, THREADS, {"versions": VERSIONS | {"torch": "2.14.0"}}, False),
+        (REPEATED, 1.01, THREADS, {"variables": {"ATEN_CPU_CAPABILITY": "default"}}, False),
+        (REPEATED, 1.01, THREADS, {"setup": "k.py:install"}, False),
+    ],
+)
+def test_a_run_that_rounds_otherwise_without_a_recorded_cause_is_noted(
+    by: Expectation,
+    size: float,
+    settings: dict[str, int],
+    facts: dict[str, object],
+    *,
+    has_note: bool,
+) -> None:
+    run = observed(distributions(off(size * NOISE))).model_copy(update={"torch_settings": settings})
+    answer = here(Seen(file="a.json", observed=run)).model_copy(update=facts)
+    verdict, _ = judge_seen(RUN, [by], answer)
+    assert verdict.verdict is Outcome.PASS
+    assert any("not bitwise the captured one" in note for note in verdict.notes) is has_note
 
 
 def test_nan_is_a_failure_with_its_diagnosis() -> None:

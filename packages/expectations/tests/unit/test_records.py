@@ -11,7 +11,7 @@ from assay_expectations.records import (
     Expectation,
     Weight,
     content_differences,
-    describe_lengths,
+    describe_built_in,
     has_same_inputs,
     machine_differences,
     place_of,
@@ -56,6 +56,17 @@ def test_changed_values_and_formats_are_distinguished() -> None:
         "weights with a different dtype or shape (1): a is BF16 [3, 2], expected BF16 [2, 3]",
         "weights with different values (1 of 2): b",
     ]
+
+
+def test_one_tensor_is_named_for_each_change_of_format() -> None:
+    wide = WEIGHT.model_copy(update={"dtype": "F32"})
+    before = CONTENT.model_copy(update={"weights": dict.fromkeys("abc", WEIGHT)})
+    after = CONTENT.model_copy(update={"weights": {"a": wide, "b": wide, "c": TRANSPOSED}})
+    (told,) = content_differences(before, after)
+    assert told == (
+        "weights with a different dtype or shape (3): a and 1 more are F32, expected BF16, c is BF16 [3, 2], expected"
+        " BF16 [2, 3]"
+    )
 
 
 def test_different_inputs_and_settings_are_named() -> None:
@@ -149,10 +160,12 @@ def test_lengths_of_built_in_prompts_name_the_key_that_sizes_them() -> None:
     lengths = (
         "built-in prompts of other lengths: prompt 0 9 → 8 tokens, long prompt 1,040 → 508 tokens"
     )
-    assert describe_lengths(then, now, 2, keys) == lengths + because
-    assert describe_lengths(then, now, 2, keys[:1]) == lengths
-    assert describe_lengths(then, [[8] * len(row) for row in then], 2, keys) == ""
-    assert describe_lengths([], now, 2, keys) == ""  # older files have no record
+    assert describe_built_in(then, now, 2, keys) == lengths + because
+    assert describe_built_in(then, now, 2, keys[:1]) == lengths
+    assert describe_built_in(then, [then[0], [7, 7, 8, 7, 9], then[2]], 2, keys) == (
+        "different built-in prompts: 1 of 3, the first is prompt 1 at its token 2 (both counted from 0): id 7 → 8"
+    )
+    assert describe_built_in([], now, 2, keys) == ""  # older files have no record
     other = CONTENT.model_copy(update={"prompts_hash": "p2"})
     assert content_differences(CONTENT, other, built_in=lengths) == [lengths]
 

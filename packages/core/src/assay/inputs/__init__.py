@@ -12,9 +12,9 @@ from assay.inputs.batches import (
     Prompt,
     PromptLine,
     built_in_texts,
+    is_expectation,
     join_media,
     limits_of,
-    is_expectation,
     load_prompts,
     read_prompts,
 )
