@@ -12,6 +12,7 @@ from assay.errors import MachineError, UsageError, assay_command
 from assay.files import UnreadableFileError, read_pipe
 from assay.foreign_text import shorten
 from assay.inputs import is_expectation
+from assay.judge.wording import format_count
 from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
@@ -125,7 +126,8 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
                 " command with --approved-by NAME"
             )
     write_expectation(expectation, path)
-    progress.note(f"{outcome}: {path}")
+    captures = format_count(len(expectation.captures), "capture")
+    progress.note(f"{outcome}: {path}, of {captures}")
     return path
 
 

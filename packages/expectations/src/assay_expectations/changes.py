@@ -52,8 +52,8 @@ from assay_expectations.records import (
 from assay_expectations.verdict import combine, level_of_signature
 
 # noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
-# limit, or the yardstick moved. other: of different content or dtype, with the size of the change where both ran the same tokens.
-Kind = Literal["noise", "drift", "break", "other"]
+# limit, or the yardstick moved. not compared: of different content or dtype, with the size of the change where both ran the same tokens.
+Kind = Literal["noise", "drift", "break", "not compared"]
 
 _MAX_TOKENS_SHOWN = 5
 
@@ -107,7 +107,7 @@ class Change:
     @property
     def headline(self) -> str:
         """Name the kind, with its reason unless that is the level's."""
-        if self.kind == "other":
+        if self.kind == "not compared":
             return "Not judged, because the captures differ in content."
         if self.kind != "break":
             return self.summary if self.kind == "noise" else f"drift: {self.summary}"
@@ -132,10 +132,10 @@ class Change:
             words = {
                 "noise": "noise", "drift": "within the limits, but further than clean runs",
                 "break": "over a limit" if self.is_over_limit else "the run is within the limits",
-                "other": "the outputs move",
+                "not compared": "the outputs move",
             }[self.kind]  # fmt: skip
             parts.append(f"{words}: {size}{self.coverage}")
-        if self.kind == "other":
+        if self.kind == "not compared":
             parts.insert(0, "; ".join(self.content))
         return "; ".join(parts)
 
@@ -162,12 +162,12 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
         part = common_part(expected.signature, actual.signature)
     if part is None:
         content = content or ["no likely id in common"]
-        return Change("other", None, [], [], content, environment, config)
+        return Change("not compared", None, [], [], content, environment, config)
     old, new, coverage = part
     judged = judge_numbers(old, new.captured, dtypes[0], expected.limits)
     size = exact_change(old, new.yardstick)
     moves_exact = not size <= _exact_rounding(expected, actual)
-    kind = "other" if content else "break" if moves_exact else _kind_of(judged, expected)
+    kind = "not compared" if content else "break" if moves_exact else _kind_of(judged, expected)
     layers = ({}, {}) if coverage else (expected.exact_layers, actual.exact_layers)
     module, size_there = first_changed(*layers, _exact_rounding(expected, actual))
     answer = _explain_same(expected, actual, config, judged if kind == "break" else {})
@@ -319,7 +319,7 @@ def judge_pair(
 ) -> tuple[Verdict, list[Measurement], Change]:
     """Judge the capture `actual` by the limits of `expected`, and describe the change. old, new: their files."""
     change, level = find_change(expected, actual), "outputs"
-    if change.judged is None or change.kind == "other":
+    if change.judged is None or change.kind == "not compared":
         result = not_compared(change.summary)
     else:
         facts = {"limits_origin": expected.limits_origin, "change": change.kind}
@@ -358,7 +358,7 @@ def _next_steps(
             NextStep("to see whether the model's code changed too, where NEW was captured", verify),
             NextStep("keep NEW only if the change is intended"),
         ]
-    if change.kind != "other":
+    if change.kind != "not compared":
         return []
     then, now = expected.provenance.run, actual.provenance.run
     if expected.key.machine.dtype != actual.key.machine.dtype:
@@ -371,11 +371,17 @@ def _next_steps(
             NextStep(f"to judge {now} by a reference", check),
             NextStep(f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
         ]
-    if change.judged is None:
+    if change.judged is None and not _repeats_texts(expected, actual):
         return [NextStep("capture both with the same prompts and settings, then diff them again")]
     return [
         NextStep("keep NEW if the change is intended; otherwise restore the files of the model")
     ]
+
+
+def _repeats_texts(expected: Expectation, actual: Expectation) -> bool:
+    """Return True if the model's files made other token ids of the same texts, or have other shapes."""
+    inputs = [(one.key.content.settings, one.chats or one.prompts) for one in (expected, actual)]
+    return inputs[0] == inputs[1]
 
 
 def _steps_to_operation(actual: Expectation, change: Change, new: str) -> list[NextStep]:

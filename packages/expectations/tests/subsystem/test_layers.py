@@ -135,5 +135,5 @@ def test_other_outputs_are_another_content(encoder: str) -> None:
         update={"signature": made.signature.model_copy(update={"outputs": []})}
     )
     change = find_change(made, logits)
-    assert (change.kind, change.judged) == ("other", None)
+    assert (change.kind, change.judged) == ("not compared", None)
     assert change.content == [f"outputs {', '.join(made.signature.outputs)} → logits"]

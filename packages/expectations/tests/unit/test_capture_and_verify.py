@@ -277,7 +277,11 @@ def test_a_capture_says_what_became_of_the_file(
         answer(monkeypatch, expectation(noise=noise).signature, options=options)
         capture_expectation(options, tmp_path, progress)
     (path,) = tmp_path.iterdir()
-    assert notes == [f"written: {path}", f"unchanged: {path}", f"replaced: {path}"]
+    assert notes == [
+        f"written: {path}, of 1 capture",
+        f"unchanged: {path}",
+        f"replaced: {path}, of 1 capture",
+    ]
 
 
 def test_a_capture_says_that_it_replaces_another_model_or_other_prompts(
@@ -295,7 +299,7 @@ def test_a_capture_says_that_it_replaces_another_model_or_other_prompts(
     for captured in ({}, {"model": "mut/llama"}, {"model": "mut/llama", "key": key}):
         answer(monkeypatch, signature, options=options, **captured)
         capture_expectation(options, path, progress)
-    replaced = f"replaced: {path}"
+    replaced = f"replaced: {path}, of 1 capture"
     prompts = "built-in prompts with other token ids or padding"
     assert notes[1:] == ["model micro:llama → mut/llama", replaced, prompts, replaced]
 
@@ -334,7 +338,11 @@ def test_an_equal_capture_can_approve(tmp_path: Path, monkeypatch: pytest.Monkey
         origin = read_expectation(path).provenance
         approvals.append((origin.approved_by, origin.reason))
     assert approvals == [(None, None), ("Ada", None), ("Ada", "read again")]
-    assert notes == [f"written: {path}", f"approved: {path}", f"approved: {path}"]
+    assert notes == [
+        f"written: {path}, of 1 capture",
+        f"approved: {path}, of 1 capture",
+        f"approved: {path}, of 1 capture",
+    ]
 
 
 def test_a_capture_says_that_it_drops_an_approval(
@@ -354,7 +362,7 @@ def test_a_capture_says_that_it_drops_an_approval(
         noise = 1.1 * NOISE if approver else 1.2 * NOISE
         answer(monkeypatch, expectation(noise=noise).signature, options=options)
         capture_expectation(options, tmp_path, progress)
-    assert notes == [f"replaced: {path}", dropped, f"replaced: {path}"]
+    assert notes == [f"replaced: {path}, of 1 capture", dropped, f"replaced: {path}, of 1 capture"]
 
     path.write_text("{}")
     answer(monkeypatch, expectation().signature, options=OPTIONS)

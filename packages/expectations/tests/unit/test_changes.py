@@ -80,19 +80,41 @@ def test_token_that_moved_most_comes_first() -> None:
     assert (first.expected, first.actual) == pytest.approx((-1 + NOISE, -1 + 5 * NOISE))
 
 
+CHAT = {"role": "user", "content": "a"}
+
+
 def test_captures_of_different_content_are_not_compared() -> None:
     content = CONTENT.model_copy(update={"prompts_hash": "p2"})
     verdict, rows, change = judge_pair(
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
-    assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
+    assert (change.kind, verdict.verdict, rows) == ("not compared", Outcome.NOT_COMPARED, [])
     assert verdict.levels["outputs"].reason == "built-in prompts with other token ids or padding"
+    of_chats = (
+        EXPECTED.model_copy(update={"prompts": prompts, "chats": [[CHAT]], "key": key})
+        for prompts, key in (
+            ([[1, 2]], EXPECTED.key),
+            ([[1, 3]], Key(machine=MACHINE, content=content)),
+        )
+    )
+    before, now = of_chats
+    of_template, _, change = judge_pair(before, now)
+    assert of_template.levels["outputs"].reason == (
+        "different prompts: 1 of 1, the first is prompt 0 at its token 1 (both counted from 0): id 2 → 3"
+    )
+    assert change_as_markdown(before, now, change).startswith(
+        "### micro:llama on acme/bfloat16: not compared\n"
+    )
+    for one in (verdict, of_template):
+        assert list_steps(*one.next_steps) == (
+            "keep NEW if the change is intended; otherwise restore the files of the model"
+        )
 
 
 def test_other_tokenizer_of_the_same_ids_states_the_size_of_the_change() -> None:
     key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"tokenizer_hash": "t2"}))
     verdict, _, change = judge_pair(EXPECTED, captured(NOISE, NOISE, key=key))
-    assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
+    assert (change.kind, verdict.verdict) == ("not compared", Outcome.NOT_COMPARED)
     assert change.summary.startswith("different tokenizer; the outputs move: relative error of the")
 
 
@@ -190,7 +212,7 @@ def test_changed_weights_are_compared_without_a_verdict() -> None:
     weights = {"a.weight": CONTENT.weights["a.weight"].model_copy(update={"hash": "h2"})}
     key = Key(machine=MACHINE, content=CONTENT.model_copy(update={"weights": weights}))
     verdict, _, change = judge_pair(EXPECTED, with_yardstick(MOVED).model_copy(update={"key": key}))
-    assert (change.kind, verdict.verdict) == ("other", Outcome.NOT_COMPARED)
+    assert (change.kind, verdict.verdict) == ("not compared", Outcome.NOT_COMPARED)
     assert change.summary == (
         "weights with different values (1 of 1): a.weight; the exact outputs move by 0.5; whether the model's"
         " code changed too is not known; the outputs move: relative error of the logits 0.5 is 50.0x the error of the older capture (limit 2.0x)"

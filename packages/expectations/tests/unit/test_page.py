@@ -239,7 +239,9 @@ def test_page_shows_states_reasons_and_history(
     assert "logits-whole is 9x" in page
     assert "<td>Ada</td><td>kept: after the new driver</td>" in page
     assert "one&lt;two" in page
-    assert "captured 2026-07-01T09:30, approved by Ada; reason: a new driver" in page
+    assert (
+        "captured 2026-07-01T09:30, approved by Ada, as the file says; reason: a new driver" in page
+    )
     approve = (
         f"--output {tmp_path}/kept/acme-a1-float32-bfloat16-one.json --approved-by NAME</code>"
     )
