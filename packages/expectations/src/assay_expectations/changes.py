@@ -18,6 +18,12 @@ from assay.judge.wording import describe_rounding, format_against, format_count,
 from assay.models.config_files import can_move_outputs, list_changes, list_setting_changes
 from assay.statistics import MOST_ROUNDING
 from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Outcome, Verdict
+from assay_expectations.differences import (
+    content_differences,
+    describe_built_in,
+    has_same_inputs,
+    machine_differences,
+)
 from assay_expectations.explaining import (
     CONFIG_OR_CODE,
     EXACT_ROUNDING,
@@ -44,10 +50,6 @@ from assay_expectations.records import (
     Expectation,
     Provenance,
     Signature,
-    content_differences,
-    describe_built_in,
-    has_same_inputs,
-    machine_differences,
 )
 from assay_expectations.verdict import combine, level_of_signature
 
@@ -144,9 +146,7 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     """Compare the capture `actual` with the older capture `expected`."""
     contents = expected.key.content, actual.key.content
     changes = list_setting_changes(expected.config, actual.config)
-    built_in = describe_built_in(
-        expected.inputs, actual.inputs, contents[0].settings.num_prompts, changes
-    )
+    built_in = describe_built_in(expected.inputs, actual.inputs, changes)
     content = content_differences(*contents, (expected.prompts, actual.prompts), built_in)
     dtypes = expected.key.machine.dtype, actual.key.machine.dtype
     if dtypes[0] != dtypes[1]:

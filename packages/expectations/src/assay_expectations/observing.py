@@ -51,6 +51,13 @@ from assay.models.tensor_sources import find_sources
 from assay.models.weight_files import hash_tensor
 from assay.progress import subtask
 from assay.runs import Progress, provenance
+from assay_expectations.differences import (
+    content_differences,
+    describe_built_in,
+    describe_prompts,
+    has_same_inputs,
+    missing_tokenizer_files,
+)
 from assay_expectations.judging import (
     is_within_limits,
     judge_by,
@@ -81,11 +88,6 @@ from assay_expectations.records import (
     Signature,
     VerifyRequest,
     Weight,
-    content_differences,
-    describe_built_in,
-    describe_prompts,
-    has_same_inputs,
-    missing_tokenizer_files,
     read_expectation,
     versions_of_encoding,
 )
@@ -624,9 +626,7 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         lost = f"missing tokenizer files: {name_some(missing)}; " if missing else ""
         return Seen(file=file, problem=f"{lost}{error}", config=config)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
-    built_in = describe_built_in(
-        expectation.inputs, _inputs_of(candidate), expected.settings.num_prompts, config
-    )
+    built_in = describe_built_in(expectation.inputs, _inputs_of(candidate), config)
     prompts_of = expectation.prompts, here
     stale = content_differences(expected, candidate.key.content, prompts_of, built_in)
     same = _compare_values(model, expected.weights, candidate.key.content.weights)

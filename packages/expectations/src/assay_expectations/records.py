@@ -10,10 +10,8 @@ Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M proj
 import json
 import re
 import shlex
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from importlib.metadata import version
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal, Self
@@ -21,7 +19,7 @@ from typing import Any, Literal, Self
 import xxhash
 from pydantic import ConfigDict, Field
 
-from assay.errors import assay_command, name_some
+from assay.errors import assay_command
 from assay.files import (
     DiskError,
     UnreadableFileError,
@@ -32,8 +30,6 @@ from assay.files import (
     write_whole,
 )
 from assay.judge.coverage import Usage
-from assay.judge.wording import format_count
-from assay.models.config_files import list_changes
 from assay.models.weight_files import LFS_POINTER, StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import NextStep, Number, Record
@@ -129,160 +125,6 @@ class Key(PublishedRecord):
 
     machine: Machine
     content: Content
-
-
-def machine_differences(expected: Machine, actual: Machine) -> list[str]:
-    """List the differences between two machines."""
-    return list_changes(expected.model_dump(), actual.model_dump())
-
-
-# Token ids of the user's own prompts; empty for built-in ones.
-Prompts = Sequence[Sequence[int]]
-
-
-def content_differences(
-    expected: Content,
-    actual: Content,
-    prompts: tuple[Prompts, Prompts] = ((), ()),
-    built_in: str = "",
-) -> list[str]:
-    """List the differences in content, one line per kind.
-
-    prompts: of both sides. built_in: words for other lengths of the built-in ones, from `describe_built_in`.
-    """
-    found = weight_differences(expected.weights, actual.weights)
-    if expected.tokenizer_hash != actual.tokenizer_hash:
-        found += _tokenizer_differences(expected.tokenizer, actual.tokenizer)
-    settings = list_changes(expected.settings.model_dump(), actual.settings.model_dump())
-    has_both = bool(expected.unpadded_hash and actual.unpadded_hash)
-    name = "unpadded_hash" if has_both else "prompts_hash"
-    if getattr(expected, name) != getattr(actual, name):
-        different = describe_prompts(*prompts)
-        if different or not settings:  # other settings choose or cut the same prompts
-            whose = "the same prompts" if prompts[0] else "built-in prompts"
-            found.append(different or built_in or f"{whose} with other token ids or padding")
-    return found + settings
-
-
-def _tokenizer_differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """Name missing files and changed parts."""
-    if not expected:
-        return ["different tokenizer"]
-    missing = missing_tokenizer_files(expected, actual)
-    changed = [
-        name
-        for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name) and name.partition(":")[0] not in missing
-    ]
-    found = [f"missing tokenizer files: {name_some(missing)}"] if missing else []
-    if changed:
-        found.append(f"different tokenizer: {name_some(changed)}")
-    return found
-
-
-def missing_tokenizer_files(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """List the files of which `actual` has no part."""
-    then, now = ({name.partition(":")[0] for name in parts} for parts in (expected, actual))
-    return sorted(then - now)
-
-
-def describe_prompts(expected: Prompts, actual: Prompts) -> str:
-    """Say which prompts differ; "" if the user's own are equal, or both sides have the built-in ones."""
-    counts = [
-        format_count(len(one), "own prompt") if one else "built-in prompts"
-        for one in (expected, actual)
-    ]
-    if not (expected and actual):
-        return "" if expected == actual else f"different prompts: {counts[0]} → {counts[1]}"
-    pairs = list(zip_longest(map(list, expected), map(list, actual)))
-    different = [number for number, (then, now) in enumerate(pairs) if then != now]
-    if not different:
-        return ""
-    length = f" ({counts[0]} → {counts[1]})" if counts[0] != counts[1] else ""
-    then, now = (one or [] for one in pairs[different[0]])
-    place, old, new = next(
-        (place, old, new)
-        for place, (old, new) in enumerate(zip_longest(then, now, fillvalue="none"))
-        if old != new
-    )
-    return (
-        f"different prompts: {len(different)} of {len(pairs)}{length}, the first is prompt {different[0]} at its token"
-        f" {place} (both counted from 0): id {old} → {new}"
-    )
-
-
-# Keys of config.json that size the built-in prompts.
-_SIZES = re.compile(
-    r"config\.json: \S*(max_position_embeddings|max_seq_len|n_positions|sliding_window|layer_types)\b"
-)
-
-
-def describe_built_in(
-    expected: Prompts, actual: Prompts, num_prompts: int, config: Sequence[str]
-) -> str:
-    """Name the built-in prompts that differ, with the key that sizes them; "" without any, or without a record.
-
-    num_prompts: a long prompt follows these. config: changes of config.json.
-    """
-    if not (expected and actual):
-        return ""
-    pairs = enumerate(zip_longest(map(len, expected), map(len, actual), fillvalue=0))
-    different = ", ".join(
-        f"{f'prompt {number}' if number < num_prompts else 'long prompt'} {then:,} → {now:,} tokens"
-        for number, (then, now) in pairs
-        if then != now
-    )
-    keys = "; ".join(filter(_SIZES.match, config))
-    because = f", because of {keys}" if keys else ""
-    if not different:
-        return describe_prompts(expected, actual).replace("different", "different built-in", 1)
-    return f"built-in prompts of other lengths: {different}{because}"
-
-
-def has_same_inputs(expected: Content, actual: Content) -> bool:
-    """Return True if both run the same tokens: weights of the same shapes, besides added ones, or tokenizers differ."""
-    then, now = (
-        Counter(tuple(one.shape) for one in content.weights.values())
-        for content in (expected, actual)
-    )
-    same = {"weights": expected.weights, "tokenizer_hash": expected.tokenizer_hash}
-    is_same = not content_differences(expected, actual.model_copy(update=same))
-    return is_same and (then <= now or now <= then)
-
-
-def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
-    """List the differences between checkpoints, one line per kind."""
-    missing = {name: expected[name] for name in sorted(expected.keys() - actual.keys())}
-    new = {name: actual[name] for name in sorted(actual.keys() - expected.keys())}
-    renamed: list[str] = []
-    for name in list(missing):
-        other = next((one for one in new if new[one] == missing[name]), None)
-        if other is not None:
-            renamed.append(f"{name} is now {other}")
-            del missing[name], new[other]
-    formats: dict[str, list[str]] = {}
-    values = []
-    for name in sorted(expected.keys() & actual.keys()):
-        before, now = expected[name], actual[name]
-        if (before.dtype, before.shape) != (now.dtype, now.shape):
-            shapes = [f" {one.shape}" if before.shape != now.shape else "" for one in (now, before)]
-            change = f"{now.dtype}{shapes[0]}, expected {before.dtype}{shapes[1]}"
-            formats.setdefault(change, []).append(name)
-        elif before != now:
-            values.append(name)
-    kinds_of_format = [
-        f"{name_some(names, 1)} {'are' if len(names) > 1 else 'is'} {change}"
-        for change, names in formats.items()
-    ]
-    num_formats = sum(map(len, formats.values()))
-    kinds = [
-        (renamed, f"renamed weights ({len(renamed)})"),
-        (list(missing), f"missing weights ({len(missing)})"),
-        (list(new), f"new weights ({len(new)})"),
-        (kinds_of_format, f"weights with a different dtype or shape ({num_formats})"),
-        (values, f"weights with different values ({len(values)} of {len(expected)})"),
-    ]
-    return [f"{kind}: {name_some(names)}" for names, kind in kinds if names]
 
 
 class Distributions(PublishedRecord):

@@ -41,6 +41,7 @@ from assay.verdicts import (
     Unmatched,
     Verdict,
 )
+from assay_expectations.differences import machine_differences
 from assay_expectations.explaining import (
     Answer,
     Explained,
@@ -64,7 +65,6 @@ from assay_expectations.records import (
     Machine,
     Observed,
     Seen,
-    machine_differences,
     recapture_command,
     step_to_verify,
 )

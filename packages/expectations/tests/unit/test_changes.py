@@ -383,8 +383,8 @@ def test_a_key_that_shortens_the_built_in_prompts_is_named_and_not_the_tokenizer
         }
     )
     assert find_change(before, now).summary == (
-        "built-in prompts of other lengths: long prompt 1,040 → 508 tokens, because of config.json:"
-        " max_position_embeddings 2048 → 512"
+        "different built-in prompts: 1 of 5, the first is prompt 4 at its token 508 (both counted from 0): id 7 → none,"
+        " because of config.json: max_position_embeddings 2048 → 512"
     )
 
 

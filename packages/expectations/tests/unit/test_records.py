@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from assay.files import DiskError, UnreadableFileError
-from assay_expectations.records import (
-    Expectation,
-    Weight,
+from assay_expectations.differences import (
     content_differences,
     describe_built_in,
     has_same_inputs,
     machine_differences,
+)
+from assay_expectations.records import (
+    Expectation,
+    Weight,
     place_of,
     read_expectation,
     write_expectation,
@@ -153,21 +155,18 @@ def test_padding_is_no_part_of_prompts_that_both_files_know_without_it() -> None
     assert content_differences(one, rows) == [OTHER_IDS]
 
 
-def test_lengths_of_built_in_prompts_name_the_key_that_sizes_them() -> None:
+def test_different_built_in_prompts_name_the_key_that_sizes_them() -> None:
     then, now = ([[7] * size for size in sizes] for sizes in ((9, 5, 1040), (8, 5, 508)))
     keys = ["config.json: rms_norm_eps 1e-06 → 1e-05", "config.json: sliding_window 24 → 1040"]
-    because = ", because of config.json: sliding_window 24 → 1040"
-    lengths = (
-        "built-in prompts of other lengths: prompt 0 9 → 8 tokens, long prompt 1,040 → 508 tokens"
-    )
-    assert describe_built_in(then, now, 2, keys) == lengths + because
-    assert describe_built_in(then, now, 2, keys[:1]) == lengths
-    assert describe_built_in(then, [then[0], [7, 7, 8, 7, 9], then[2]], 2, keys) == (
+    shorter = "different built-in prompts: 2 of 3, the first is prompt 0 at its token 8 (both counted from 0): id 7 → none"
+    assert describe_built_in(then, now, keys) == f"{shorter}, because of {keys[1]}"
+    assert describe_built_in(then, now, keys[:1]) == shorter
+    assert describe_built_in(then, [then[0], [7, 7, 8, 7, 9], then[2]], keys[:1]) == (
         "different built-in prompts: 1 of 3, the first is prompt 1 at its token 2 (both counted from 0): id 7 → 8"
     )
-    assert describe_built_in([], now, 2, keys) == ""  # older files have no record
+    assert describe_built_in([], now, keys) == ""  # older files have no record
     other = CONTENT.model_copy(update={"prompts_hash": "p2"})
-    assert content_differences(CONTENT, other, built_in=lengths) == [lengths]
+    assert content_differences(CONTENT, other, built_in=shorter) == [shorter]
 
 
 @pytest.mark.parametrize(
