@@ -259,7 +259,7 @@ def run(  # noqa: PLR0913 - one for each option
         batch_size=run_tasks.parse_batch_size(batch_size),
         apply_chat_template=apply_chat_template,
         system_instruction=system_instruction,
-        gen_kwargs=dict(run_tasks.parse_pairs("gen-kwargs", gen_kwargs or [])),
+        gen_kwargs=run_tasks.parse_mapping("gen-kwargs", gen_kwargs or []),
     )
     remote_code = remote_code_of(trusted=trust_remote_code)
     backend = run_tasks.parse_backend(model_backend, model_args or [], processes, remote_code)
@@ -388,7 +388,7 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder
     from assay_bench.comparing import Terms
     from assay_bench.comparison_files import read_sides, write_comparison
-    from assay_bench.run_tasks import parse_pairs, read_suite
+    from assay_bench.run_tasks import parse_mapping, parse_pairs, read_suite
 
     limits = {"accuracy": ("--margin", margin), "log_probability": ("--margin-nats", margin_nats)}
     given = {limit: one for limit, one in limits.items() if one[1] is not None}
@@ -397,7 +397,7 @@ def compare(  # noqa: PLR0913 - one for each option
     metrics: dict[str, tuple[str, ...]] = {}
     for place, name in parse_pairs("metric", metric or []):
         metrics[place] = (*metrics.get(place, ()), name)
-    clusters = dict(parse_pairs("cluster", cluster or []))
+    clusters = parse_mapping("cluster", cluster or [])
     was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
     terms, notes = _choose_terms(was, now, suite)
     if base.resolve() == candidate.resolve():

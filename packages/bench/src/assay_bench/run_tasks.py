@@ -554,6 +554,16 @@ def parse_pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
 
 
+def parse_mapping(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Parse the values NAME=VALUE of a repeatable option, one for each name. Raises: UsageError."""
+    mapping: dict[str, str] = {}
+    for name, value in parse_pairs(option, texts):
+        if name in mapping:
+            raise UsageError(f"--{option} {name} is given twice")
+        mapping[name] = value
+    return mapping
+
+
 _BATCH_SIZES = re.compile(r"[1-9]\d*|auto(:[1-9]\d*)?")
 
 
@@ -578,7 +588,7 @@ def parse_backend(
                 "--model-args and --processes need --model-backend, such as --model-backend hf"
             )
         return None
-    pairs = dict(parse_pairs("model-args", arguments))
+    pairs = parse_mapping("model-args", arguments)
     if "batch_size" in pairs:
         raise UsageError(
             f"--model-args batch_size={pairs['batch_size']}: --batch-size sets the batch size"

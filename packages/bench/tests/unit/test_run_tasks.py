@@ -299,6 +299,7 @@ def test_documents_of_a_task_file_are_found_from_any_folder(
         (None, [], 2, "--model-args and --processes need --model-backend"),
         ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
         ("hf", ["pretrained"], 1, "--model-args pretrained: expected NAME=VALUE"),
+        ("hf", ["dtype=auto", "dtype=auto"], 1, "--model-args dtype is given twice"),
         ("hf", ["batch_size=16"], 1, "batch_size=16: --batch-size sets the batch size"),
         ("hf", ["pretrained=./absent"], 1, "model './absent': no such folder"),
     ],

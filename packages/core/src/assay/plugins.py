@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from assay.errors import UsageError, raised_in_words
+from assay.errors import UsageError, raised_in_words, suggest
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
@@ -21,7 +21,7 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 def find_plugin_file(reference: str) -> tuple[Path, str]:
     """Return file and name of `FILE.py:NAME`, without importing it.
 
-    Raises: UsageError if it has another form, or the file is missing.
+    Raises: UsageError if it has another form, the file is missing, or the file does not define the name.
     """
     file, separator, name = reference.rpartition(":")
     if not separator or not name or not file.endswith(".py"):
@@ -29,30 +29,35 @@ def find_plugin_file(reference: str) -> tuple[Path, str]:
     path = Path(os.path.realpath(Path(file).expanduser()))
     if not path.is_file():
         raise UsageError(f"{reference}: there is no file {path}")
+    names = list_defined_names(path.read_bytes()) or {name: ast.alias}
+    own = sorted(one for one, kind in names.items() if kind is not ast.alias and one[0] != "_")
+    if own and name not in names:
+        raise UsageError(f"{reference}: {suggest('function', name, own)}")
     return path, name
 
 
-def list_defined_names(source: str) -> set[str] | None:
+def list_defined_names(source: str | bytes) -> dict[str, type[ast.AST]] | None:
     """List the names that a Python file defines at its top level, without running it.
 
-    Returns: None if only running it shows them: a star import, `globals()`, `__getattr__`, or a syntax error.
+    Returns: the kind of node that defines each; None if only running the file shows them: a star import,
+        `globals()`, `exec`, `setattr`, `__getattr__`, or a syntax error.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    names: set[str] = set()
+    names: dict[str, type[ast.AST]] = {}
     for node in _walk_top_level(tree.body):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(node.name)
+                names[node.name] = type(node)
             case ast.alias():
-                names.add(node.asname or node.name.partition(".")[0])
+                names[node.asname or node.name.partition(".")[0]] = ast.alias
             case ast.Name(ctx=ast.Store()):
-                names.add(node.id)
-            case ast.Name(id="globals"):
+                names[node.id] = ast.Name
+            case ast.Name(id="globals" | "exec" | "setattr"):
                 return None
-    return None if names & {"*", "__getattr__"} else names
+    return None if names.keys() & {"*", "__getattr__"} else names
 
 
 def _walk_top_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -90,8 +95,7 @@ def load_object(reference: str) -> Callable[..., Any]:
     _refuse_another_checkout(reference, sys.modules.keys() - before)
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
-        names = sorted(key for key, value in vars(module).items() if callable(value))
-        raise UsageError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
+        raise UsageError(f"{reference}: {name} is not a function or class of {path}")
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.plugins import load_object
+from assay.plugins import find_plugin_file, load_object
 
 WriteFile = Callable[..., Path]
 
@@ -86,11 +86,28 @@ def test_file_that_exits_is_an_error_and_does_not_end_the_process(write: WriteFi
         load_object(f"{path}:f")
 
 
-def test_lacking_function_lists_what_is_there(write: WriteFile) -> None:
-    path = write("def plant(model): ...\nlimit = 3\n")
+@pytest.mark.parametrize(
+    ("name", "hint"), [("plan", "did you mean plant?"), ("other", "known: Tiny, plant")]
+)
+def test_a_missing_function_is_named_before_the_file_is_imported(
+    write: WriteFile, name: str, hint: str
+) -> None:
+    path = write("import json\n1 / 0\ndef plant(model): ...\ndef _own(): ...\nclass Tiny: ...\n")
 
-    with pytest.raises(UsageError, match=r"has no function plan; it has: plant$"):
-        load_object(f"{path}:plan")
+    with pytest.raises(UsageError) as raised:
+        find_plugin_file(f"{path}:{name}")
+    assert str(raised.value) == f"{path}:{name}: unknown function {name!r}; {hint}"
+
+
+@pytest.mark.parametrize(
+    "text", ["from os.path import *\n", "setattr(json, 'join', 1)\n", "exec('def join(): ...')\n"]
+)
+def test_a_name_that_only_running_the_file_shows_is_not_refused(
+    write: WriteFile, text: str
+) -> None:
+    path = write(f"import json\n{text}")
+
+    assert find_plugin_file(f"{path}:join") == (path, "join")
 
 
 def test_value_that_cannot_be_called_is_refused(write: WriteFile) -> None:

@@ -104,6 +104,8 @@ def read_cards(options: Sequence[str]) -> dict[str, list[int]]:
         if not re.fullmatch(r"\w+=\d+(,\d+)*", option):
             raise UsageError(f"--cards {option}: write VENDOR=NUMBERS, such as nvidia=1,4")
         name, _, numbers = option.partition("=")
+        if name in cards:
+            raise UsageError(f"--cards {name} is given twice")
         cards[name] = sorted(map(int, numbers.split(",")))
     return cards
 

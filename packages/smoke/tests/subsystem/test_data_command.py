@@ -86,7 +86,7 @@ def test_examples_have_the_documented_verdicts(
     ("arguments", "message"),
     [
         (own("sampler", "samplers.py", "raises"), "raised IndexError"),
-        (own("sampler", "samplers.py", "absent"), "has no function absent"),
+        (own("sampler", "samplers.py", "absent"), "unknown function 'absent'"),
         (["--features", "plain"], "assay: --features are samples for --collator"),
         (["no/such/folder"], "assay: model 'no/such/folder'"),
     ],

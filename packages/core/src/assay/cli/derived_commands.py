@@ -99,7 +99,7 @@ def derive_parameters(function: Callable[..., object]) -> list[inspect.Parameter
 def read_values(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `function` for the values that typer parsed.
 
-    Raises: UsageError for an item of a mapping that is not NAME=VALUE.
+    Raises: UsageError for an item of a mapping that is not NAME=VALUE, or repeats a name.
     """
     parameters = inspect.signature(function).parameters
     return {
@@ -175,5 +175,7 @@ def _parse_pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"{name.replace('_', ' ')} {text!r} is not of the form NAME=VALUE")
+        if key in pairs:
+            raise UsageError(f"{name.replace('_', ' ')} {key} is given twice")
         pairs[key] = value
     return pairs

@@ -7,6 +7,7 @@ import inspect
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from functools import partial
@@ -33,9 +34,17 @@ def _parse_words(command: Any, parse: Callable[..., Any], context: Any, words: l
     """Parse the words of a command line.
 
     Raises: click's error. That of an unknown option names the right one, that of a value has no words of pydantic.
+        Click takes the last of several values of an option that has one, so this is an error.
     """
+    given = [*words]
     try:
-        return parse(context, words)
+        parsed = parse(context, words)
+        *_, order = command.make_parser(context).parse_args(given)
+        for one, number in Counter(order).items():
+            has_one_value = one.param_type_name == "option" and not (one.multiple or one.is_flag)
+            if number > 1 and has_one_value:
+                context.fail(f"{one.opts[0]} is given {number} times, and takes one value")
+        return parsed
     except Exception as error:
         if hasattr(error, "possibilities") and hasattr(error, "option_name"):
             name, error.possibilities = str(error.option_name), None

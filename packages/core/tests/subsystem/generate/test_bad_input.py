@@ -184,8 +184,8 @@ def test_prompts_file_that_is_not_there(assay: Run, model: Path, tmp_path: Path)
         ("raises", "raised RuntimeError: no such kernel"),
         ("exits", "raised SystemExit"),
         ("returns_text", "returned str; it must return a module"),
-        ("absent", "has no function absent"),
-        ("not_callable", "has no function not_callable"),
+        ("absent", "unknown function 'absent'"),
+        ("not_callable", "not_callable is not a function or class of"),
     ],
 )
 def test_setup_function_that_does_not_work(check: Run, setups: Path, name: str, why: str) -> None:
@@ -210,7 +210,7 @@ def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
         "check", "generate", model, *REFERENCE, *BFLOAT16, "--candidate-setup", f"{setups}:absent"
     )
 
-    assert "has no function absent" in error_of(run)
+    assert "unknown function 'absent'" in error_of(run)
     assert not (run.folder / "golden").exists()
 
 

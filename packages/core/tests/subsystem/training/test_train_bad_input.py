@@ -66,7 +66,7 @@ def test_unknown_device_is_refused_before_anything_runs(train: RunTrain) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Absent", "has no function Absent"),
+        ("Absent", "unknown function 'Absent'"),
         ("NoTrainer", "is no trainer: it has no setup, step"),
         ("Raises", "in being made, raised RuntimeError: no such fabric"),
     ],
@@ -86,7 +86,7 @@ def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
 ) -> None:
     run = train(*CPU, "--candidate-setup", f"{trainers}:absent", *arguments)
 
-    assert "has no function absent; it has: " in error_of(run)
+    assert "unknown function 'absent'; " in error_of(run)
     assert not (run.folder / "golden").exists()
 
 

@@ -79,10 +79,15 @@ def test_what_the_function_does_not_take_is_refused(words: str) -> None:
     assert not CALLS
 
 
-def test_an_item_without_a_value_is_refused() -> None:
-    error = run("m", "--device", "cpu", "--option", "a").exception
+@pytest.mark.parametrize(
+    ("items", "problem"),
+    [(["a"], "option 'a' is not of the form NAME=VALUE"), (["a=1", "a=2"], "option a is given twice")],
+)
+def test_an_item_without_a_value_or_with_two_is_refused(items: list[str], problem: str) -> None:
+    words = [word for item in items for word in ("--option", item)]
+    error = run("m", "--device", "cpu", *words).exception
     assert isinstance(error, UsageError)
-    assert str(error) == "option 'a' is not of the form NAME=VALUE"
+    assert str(error) == problem
 
 
 def test_help_names_files_and_repeatable_options() -> None:

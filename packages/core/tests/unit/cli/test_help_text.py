@@ -130,6 +130,32 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(
     assert last == f"Error: No such option: {given}{suggested}"
 
 
+def test_an_option_of_one_value_that_is_given_twice_is_refused(
+    sample: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sample(["run", "folder", "name", "--number", "1", "--share", "1", "--number", "1"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "Error: --number is given 2 times, and takes one value"
+
+
+def test_flags_and_repeatable_options_may_be_given_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    sample, calls = typer.Typer(rich_markup_mode=None), []
+
+    @sample.command()
+    def run(
+        task: Annotated[list[str], typer.Option()],
+        as_json: Annotated[bool, typer.Option("--json")] = False,
+    ) -> None:
+        calls.append((task, as_json))
+
+    command: Any = typer.main.get_command(sample)
+    use_plain_help(command)
+    with pytest.raises(SystemExit, match="0"):
+        command(["--task", "a", "--json", "--task", "b", "--json"])
+    assert calls == [(["a", "b"], True)], capsys.readouterr().err
+
+
 def test_a_wrong_value_is_described_without_words_of_a_library(
     sample: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

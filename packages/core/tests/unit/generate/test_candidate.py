@@ -47,7 +47,7 @@ def test_function_that_takes_a_model_is_not_called(tmp_path: Path, name: str) ->
     [
         ("nothing", r"nothing\(\) cannot be called with the model alone"),
         ("two", r"two\(model, other\) cannot be called with the model alone.* 'other'"),
-        ("absent", "has no function absent"),
+        ("absent", "unknown function 'absent'"),
     ],
 )
 def test_function_that_cannot_take_a_model_is_refused(

@@ -105,7 +105,7 @@ def test_trainer_is_tried_without_its_setup(file: Path) -> None:
 
 def test_trainer_for_several_ranks_is_imported_alone(file: Path) -> None:
     try_trainer(f"{file}:NoMethods", 2)
-    with pytest.raises(UsageError, match="has no function Absent"):
+    with pytest.raises(UsageError, match="unknown function 'Absent'"):
         try_trainer(f"{file}:Absent", 2)
 
 
@@ -122,7 +122,7 @@ def test_reference_trainer_is_an_observable_trainer() -> None:
         ("NoMethods", "is no trainer: it has no setup, step, save"),
         ("Exits", "in setup, raised SystemExit: 0\\n"),
         ("Asserts", r"in setup, raised AssertionError\n  .*:\d+, in setup: assert plan is None$"),
-        ("Absent", "has no function Absent"),
+        ("Absent", "unknown function 'Absent'"),
         ("TraitsOfAnotherKind", "are of dict, no TrainerTraits$"),
         ("NoSuchPhase", "declare phases that do not exist: reduction; there are: forward, "),
     ],
