@@ -167,7 +167,10 @@ def test_removed_vendors_are_named(root: Path) -> None:
         ),
         (("--repository", "a/b.git", "--vendor", "amd"), "'a/b.git' is not OWNER/NAME"),
         ((*REPOSITORY, "--vendor", "amd", "--ghes", "https://x"), "server: it must match"),
-        ((*REPOSITORY, "--vendor", "amd", "--cards", "amd=1", "--cards", "amd=2"), "--cards amd is given twice"),
+        (
+            (*REPOSITORY, "--vendor", "amd", "--cards", "amd=1", "--cards", "amd=2"),
+            "--cards amd is given twice",
+        ),
         ((*REPOSITORY, "--vendor", "amd", "--cards", "amd"), "write VENDOR=NUMBERS, such as"),
         (
             (*REPOSITORY, "--vendor", "amd", "--cards", "amd=0,1"),

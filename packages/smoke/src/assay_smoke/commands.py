@@ -271,8 +271,8 @@ def run(  # noqa: PLR0913 - one for each option
     raise typer.Exit(report.exit_code)
 
 
-def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> None:
-    """Print one line, with its reason and command unless it is a whole PASS."""
+def _tell(result: "CaseResult", number: int, total: int, folder: Path, *, results: TextIO) -> None:
+    """Print one line. Unless it is a whole PASS, add its reason, the command of one of several, and its folder."""
     from rich.text import Text
 
     from assay.output.console import open_console
@@ -284,7 +284,8 @@ def _tell(result: "CaseResult", number: int, total: int, *, results: TextIO) -> 
     line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
     console.print(line, soft_wrap=True)
     if reason := result.error or result.reason:
-        lines = [*reason.splitlines(), result.command]
+        command = [result.command] if total > 1 else []
+        lines = [*reason.splitlines(), *command, f"logs: {folder}"]
         console.print(Text("\n".join(f"    {line}" for line in lines)), soft_wrap=True)
 
 

@@ -32,7 +32,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(case: Case, folder: Path, references: Path, trainer: str | None = None) -> Verdict:
     file = "planted_deepspeed" if case.framework == "zero2" else "planted_trainers"
     name = f"{TESTS}/{file}.py:{trainer}" if trainer else None
-    return CaseRun(case, "cpu", references, name, LIMITS).run(folder, SilentProgress())
+    return CaseRun(case, "cpu", references, name, limits=LIMITS).run(folder, SilentProgress())
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.trainer)

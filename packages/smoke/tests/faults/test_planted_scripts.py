@@ -37,7 +37,14 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first loss after the resume agrees: the optimizer's state, random numbers or later rows",
+        "the first loss after the resume agrees: the optimizer's state, random numbers, later rows or gradients",
+    ),
+    Plant(
+        "gradients never set to zero",
+        "        optimizer.zero_grad()\n",
+        "",
+        "resume",
+        "gradients left over from the step before (a missing zero_grad) differ",
     ),
     Plant(
         "optimizer dropped at resume",
@@ -73,7 +80,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "How gradients are summed, weighted or reduced depends on the split",
+        "Are gradients of a micro-batch or rank lost?",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",

@@ -141,6 +141,32 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     assert (verdict.location.phase, verdict.location.step) == ("backward", 1)
 
 
+@pytest.mark.parametrize(
+    ("fault", "words", "diagnosis"),
+    [
+        ("loss not divided", "Their losses are summed, and not divided by it", "loss-scale"),
+        (
+            "ranks not reduced",
+            "nearer to 2, the quotient of the numbers of ranks",
+            "missing-reduction",
+        ),
+        ("mean of means", "Is it a mean of means over unequal token counts?", None),
+        (
+            "only the last micro-batch",
+            "Are those of a micro-batch or rank lost?",
+            "missing-reduction",
+        ),
+    ],
+)
+def test_the_size_of_a_difference_names_its_likely_cause(
+    tmp_path: Path, fault: str, words: str, diagnosis: str | None
+) -> None:
+    verdict = run(tmp_path, fault, keys=NORM)
+
+    assert words in str(verdict.levels["equivalent"].reason)
+    assert verdict.diagnosis == diagnosis
+
+
 def test_a_loss_of_one_rank_is_told_by_the_norm_that_agrees(tmp_path: Path) -> None:
     verdict = run(tmp_path, "loss of one rank logged", keys=NORM)
 

@@ -38,13 +38,12 @@ def _parse_words(command: Any, parse: Callable[..., Any], context: Any, words: l
     """
     given = [*words]
     try:
-        parsed = parse(context, words)
+        rest = parse(context, words)
         *_, order = command.make_parser(context).parse_args(given)
         for one, number in Counter(order).items():
             has_one_value = one.param_type_name == "option" and not (one.multiple or one.is_flag)
             if number > 1 and has_one_value:
                 context.fail(f"{one.opts[0]} is given {number} times, and takes one value")
-        return parsed
     except Exception as error:
         if hasattr(error, "possibilities") and hasattr(error, "option_name"):
             name, error.possibilities = str(error.option_name), None
@@ -54,6 +53,7 @@ def _parse_words(command: Any, parse: Callable[..., Any], context: Any, words: l
 
             error.message = describe_problem(message)  # type: ignore[attr-defined]
         raise
+    return rest
 
 
 def _suggest(name: str, command: Any) -> str:  # noqa: ANN401 - click's, or typer's copy

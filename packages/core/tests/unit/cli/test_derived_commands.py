@@ -81,7 +81,10 @@ def test_what_the_function_does_not_take_is_refused(words: str) -> None:
 
 @pytest.mark.parametrize(
     ("items", "problem"),
-    [(["a"], "option 'a' is not of the form NAME=VALUE"), (["a=1", "a=2"], "option a is given twice")],
+    [
+        (["a"], "option 'a' is not of the form NAME=VALUE"),
+        (["a=1", "a=2"], "option a is given twice"),
+    ],
 )
 def test_an_item_without_a_value_or_with_two_is_refused(items: list[str], problem: str) -> None:
     words = [word for item in items for word in ("--option", item)]

@@ -139,7 +139,9 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(
     assert last == "Error: --number is given 2 times, and takes one value"
 
 
-def test_flags_and_repeatable_options_may_be_given_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_and_repeatable_options_may_be_given_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     sample, calls = typer.Typer(rich_markup_mode=None), []
 
     @sample.command()

@@ -124,10 +124,6 @@ def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -
         compile_ahead(folder, progress)
 
 
-# Limits of each world.
-_LIMITS = TimeLimits(120.0, collective_seconds=60.0, body_seconds=300.0)
-
-
 @dataclass
 class CaseRun:
     """A case on one device: its worlds, and the answers of their ranks, empty for a world that did not run."""
@@ -139,7 +135,8 @@ class CaseRun:
     """Folder of the reference runs of a session, shared by its processes."""
     trainer: str | None = None
     """Replaces the framework's own trainer."""
-    limits: TimeLimits = _LIMITS
+    limits: TimeLimits = field(kw_only=True)
+    """Of each world."""
     reference: worlds.ReferenceAnswer = field(init=False)
     trained: list[worlds.TrainAnswer] = field(default_factory=list, init=False)
     terminated: list[tuple[list[StepRecord], bool]] = field(default_factory=list, init=False)
@@ -171,14 +168,13 @@ class CaseRun:
         reports = []
         for rank, resumed in zip(self.trained, self.resumed, strict=True):
             free = rank.report.free
-            differ = differing_keys(held_at_end(free), held_at_end(resumed))
+            ends = held_at_end(free), held_at_end(resumed)
+            differ = differing_keys(*ends) if resumed.held else set()  # else it ended too early
             changed = replace(
                 free,
                 resumed=resumed.resumed,
                 resumed_trajectory=resumed.resumed_trajectory,
-                ended_otherwise=sorted(differ)
-                if resumed.held
-                else [],  # otherwise it ended too early
+                ended_otherwise=sorted(differ),
                 problem=resumed.problem,
                 not_restored=[],
                 saved=[],

@@ -148,7 +148,10 @@ def _find_turns(
     tokenizer: Tokenizer, ids: Sequence[int], messages: Sequence[Message]
 ) -> Iterator[Turn]:
     """Yield the turns in the text, up to the first that is missing after its predecessor."""
-    special = control_ids(tokenizer)
+    added = (
+        tokenizer.added_tokens_decoder
+    )  # may hold special tokens that are not declared otherwise
+    special = {*tokenizer.all_special_ids, *(id_ for id_, one in added.items() if one.special)}
     texts = [_decode(tokenizer, ids[: number + 1]) for number in range(len(ids))]
     text, ends = _decode(tokenizer, ids), [len(begun) for begun in texts]
     # Bytes of an unfinished character may decode to several characters.
@@ -175,12 +178,6 @@ def _find_turns(
 def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     return str(tokenizer.decode(list(ids), **whole))
-
-
-def control_ids(tokenizer: Tokenizer) -> set[int]:
-    """Return the ids of special tokens, including those declared only as added tokens."""
-    added = tokenizer.added_tokens_decoder
-    return set(tokenizer.all_special_ids) | {id_ for id_, token in added.items() if token.special}
 
 
 ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
@@ -355,12 +352,6 @@ def _find_notes(chat: Chat, eos_token_ids: Sequence[int]) -> Iterator[str]:
             if eos_token_ids and end not in eos_token_ids:
                 stops = ", ".join(show_token(tokenizer, id_) for id_ in eos_token_ids)
                 yield f"a turn ends with {show_token(tokenizer, end)}, but generation stops at {stops}"
-    special = control_ids(tokenizer)
-    for turn in chat.turns:
-        inside = [at for at in turn.tokens if chat.ids[at] in special]
-        if inside and turn.message["role"] == "user":
-            token = show_token(tokenizer, chat.ids[inside[0]])
-            yield f"special tokens in a user's text become control tokens: {token}"
     own = template_ids(tokenizer, messages)
     if own and chat.ids != own:
         yield "the text differs from that of the tokenizer's chat template"

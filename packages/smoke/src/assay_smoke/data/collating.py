@@ -557,7 +557,9 @@ def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
             f" noise of float32 (limit {LIMIT:g}x, attention {attention}{agrees}): it sees {sees}."
             f" The batch has {given}"
         )
-        leak = pack.fault_of(ISOLATED, sample, reason)
+        leak = Fault(ISOLATED, reason, (pack.case,))  # rows show nothing of wrong positions
+        if is_placed:
+            leak = pack.fault_of(ISOLATED, sample, reason)
         report.judge([ISOLATED], [] if attention in right else [leak])
 
 

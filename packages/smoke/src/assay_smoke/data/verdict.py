@@ -213,7 +213,9 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         for note in report.notes:
             subjects_of.setdefault(note, []).append(report.subject)
     notes = [f"{', '.join(subjects)}: {note}" for note, subjects in subjects_of.items()]
+    broken = {report.subject for _, report in answer.reports if report.findings}
     own = list(dict.fromkeys(request.own_code.values()))
+    own = [code for code in own if code in broken] or own
     verdict = conclude(
         levels,
         Cause("loss-scale" if failed[0] == "accumulation" else None) if failed else None,

@@ -297,7 +297,7 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     if not is_complete(run) or not {1, 2} <= found.keys():
         bad_end = run.describe_bad_end()
         problem = bad_end or "it wrote no checkpoints of steps 1 and 2"
-        reason = f"the run of two steps: {problem}; {unchecked}"
+        reason = f"the run with {{steps}} = 2: {problem}; {unchecked}"
         return not_compared(reason) if bad_end else not_run(reason, unchecked=True)
     logged = [-1.0 if one.learning_rate is None else one.learning_rate for one in run.losses]
     first, second = [*logged, -1.0, -1.0][:2]
@@ -397,8 +397,9 @@ def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
     schedule = "" if is_declared else "the schedule (without `learning_rates`), "
     return (
         "not judged: what all runs of the command share, such as the model's code, the loss, masked"
-        f" labels, {schedule}the applied learning rate (at most the logged one was compared),"
-        " clipping and the update rule; `assay smoke data` and `assay check train` judge these"
+        f" labels, rows that every run drops, {schedule}the applied learning rate (at most the logged one"
+        " was compared), clipping and the update rule; `assay smoke data` judges labels and (--sampler) rows,"
+        " `assay check train` the rest"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import count
-from math import floor, inf, isfinite, log10, sqrt
+from math import exp, floor, inf, isfinite, log, log10, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -251,9 +251,10 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     else:
         # With logged rates, the level learning-rate judges the schedule.
         is_logged = any(one.learning_rate is not None for one in run.losses)
-        state = f"the optimizer's state{'' if is_logged else ', the schedule'}"
+        schedule = "" if is_logged else "the schedule, "
         cause = (
-            f"the first loss after the resume agrees: {state}, random numbers or later rows differ"
+            f"the first loss after the resume agrees: the optimizer's state, {schedule}random numbers, later rows or"
+            " gradients left over from the step before (a missing zero_grad) differ"
         )
     return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
 
@@ -290,12 +291,9 @@ def measure_spread(
 
 def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Return the norm of the difference over that of `expected`, over all tensors together."""
-    error = sum(
-        float((actual[name].double() - one.double()).square().sum())
-        for name, one in expected.items()
-    )
-    size = sum(float(one.double().square().sum()) for one in expected.values())
-    return float((error / size) ** 0.5) if size else float("inf")
+    errors = [(actual[name].double() - one.double()).norm() for name, one in expected.items()]
+    size = math.hypot(*(one.double().norm() for one in expected.values()))
+    return math.hypot(*errors) / size if size else inf
 
 
 # Limit of the ends, in units of sqrt(u), with u the unit roundoff. If rounding decides the sign of an
@@ -322,17 +320,18 @@ _NAMES = {"loss": "loss", "grad_norm": "norm of the gradient"}
 _WIDE = 0.01
 
 _DIVISOR = "Is it a mean of means over unequal token counts? `assay smoke data --accumulation` checks the divisor."
+_PADDING = "Or is padding not masked? `assay smoke data --collator` checks it."
 _FIRST = (
-    "No update between steps precedes it: its rows, what the step computes of them or the logged mean"
-    f" depends on the split. {_DIVISOR}"
+    "No update between steps precedes it: its rows, what the step computes of them or the logged mean depends on the"
+    f" split. Are rows missing? {_DIVISOR} {_PADDING}"
 )
-_LATER = "depends on the split, such as by clipping, the optimizer or the applied learning rate"
-_LOGGED_LOSS = (
-    "The logged loss is not the mean over the rows of the step, or weights change within the step."
+_LOGGED_LOSS = "The logged loss is not the mean over all rows, or weights change within the step."
+_NORM = (
+    "How gradients are summed, weighted or reduced depends on the split. Are those of a micro-batch"
+    f" or rank lost? {_DIVISOR}"
 )
-_NORM = f"How gradients are summed, weighted or reduced depends on the split. {_DIVISOR}"
-# A wrong scale is exact to rounding: a norm is this near to a quotient of numbers of parts, or two unit roundoffs.
-_NEAR = 1e-3
+# If token counts are equal, a wrong scale is exact to rounding: this, or two unit roundoffs.
+_EXACT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +387,10 @@ class _Difference:
         if not isfinite(other) or not isfinite(due):
             cause = "One of them is not finite."
         elif port == "grad_norm":
-            phase, diagnosis, cause = "backward", "missing-reduction", _NORM
-            if words := self._explain_factor(port, step, dtype):
-                cause, diagnosis = words, "loss-scale"
+            phase = "backward"
+            cause, diagnosis = self._explain_factor(port, step, dtype)
+            if not cause:
+                cause, diagnosis = _NORM, "missing-reduction"
             cause = self._show("loss", step, dtype)[1] + cause
         elif step == 1:
             phase = "forward"
@@ -421,14 +421,12 @@ class _Difference:
     def _explain_first(self, dtype: str) -> tuple[str, Diagnosis | None]:
         """Say what the log shows of a wrong loss of step 1, and give the diagnosis if it tells."""
         norm, shown = self._show("grad_norm", 1, dtype)
-        agrees = norm is not None and norm.value <= 1
-        if norm is not None and agrees and norm.expected < _WIDE:
+        if norm is not None and norm.value <= 1 and norm.expected < _WIDE:
             return shown + _LOGGED_LOSS, None
-        if words := self._explain_factor("loss", 1, dtype):
-            return shown + words, "loss-scale"
-        near = 0.0 if norm is None or agrees else norm.expected
-        if near and (words := self._explain_factor("grad_norm", 1, dtype, near)):
-            return f"{shown}{words} The {dtype} limit of this norm is {near:.2g}.", None
+        for port, more in (("loss", ""), ("grad_norm", f" {_PADDING}")):
+            words, diagnosis = self._explain_factor(port, 1, dtype)
+            if words:
+                return shown + words + more, diagnosis
         same_rows = " Do all ranks read the same rows?" * ("ranks" in self.quotients)
         return shown + _FIRST + same_rows, None
 
@@ -447,26 +445,40 @@ class _Difference:
         number, port, worst = max(ratios, key=lambda one: one[2].value)
         shown = self._show(port, number, dtype)[1]
         shown += f"{_DIVISOR} Otherwise the" if worst.expected >= _WIDE else "The"
-        return f"{shown} update {_LATER}{ranks}."
+        how = "by clipping, the optimizer or the applied learning rate"
+        return f"{shown} update depends on the split, such as {how}{ranks}."
 
-    def _explain_factor(self, port: str, step: int, dtype: str, near: float = _NEAR) -> str:
-        """Explain a value that is a multiple, if numbers of parts do. Both runs may be the wrong one."""
-        near = max(near, 2 * FORMATS[dtype].unit_roundoff)
+    def _explain_factor(self, port: str, step: int, dtype: str) -> tuple[str, Diagnosis | None]:
+        """Explain a factor that is nearer to a quotient of numbers of parts than to 1, and give a sure diagnosis.
+
+        Unequal token counts change every such factor alike. In 40,500 simulated steps of two to eight micro-batches
+        with rows of 16 to 256 tokens, means of means changed 98 % of norms by less than sqrt(2), and all by less than
+        2.2. Both runs may be the wrong one.
+        """
         due, other = (getattr(run[step - 1], port) for run in (self.expected, self.actual))
-        factor, values = other / (due or 1.0), "losses" if port == "loss" else "gradients"
-        for kind, inverse, how in (
-            ("quotient", 1, "summed, and not divided by it"),
-            ("inverse quotient", -1, "divided by it twice"),
-        ):
-            parts = [
-                name
-                for name, quotient in self.quotients.items()
-                if quotient != 1 and abs(factor / quotient**inverse - 1) <= near
-            ]
-            if parts:
-                numbers = f"{kind} of the numbers of {' or '.join(parts)}"
-                return f"The factor {factor:.4g} is the {numbers}. Their {values} are {how}."
-        return ""
+        factor = log(other / due) if due and other and 0 < other / due < inf else 0.0
+        near = [
+            (abs(factor - sign * log(quotient)), sign, max(quotient, 1 / quotient), name)
+            for name, quotient in self.quotients.items()
+            for sign in (1, -1)
+            if quotient != 1
+        ]
+        least, sign, number, _ = min(near, default=(inf, 1, 1.0, ""))
+        if least >= abs(factor):
+            return "", None
+        names = " or ".join(name for distance, *_, name in near if distance == least)
+        values, lost = ("losses", "rows") if port == "loss" else ("gradients", "gradients")
+        how = "summed, and not divided by it" if sign == 1 else "divided by it twice"
+        shown = f"The larger value is {exp(abs(factor)):.4g} times the other,"
+        quotient = f"the quotient of the numbers of {names}"
+        if least <= max(_EXACT, 2 * FORMATS[dtype].unit_roundoff):
+            return f"{shown} as {quotient}. Their {values} are {how}.", "loss-scale"
+        shown += f" nearer to {number:g}, {quotient}, than to 1."
+        if sign == 1:
+            how += ", and token counts are unequal"
+            return f"{shown} Their {values} are probably {how}.", "loss-scale"
+        why = f"Are {lost} of a micro-batch or rank lost? Otherwise their {values} are {how}."
+        return f"{shown} {why}", None if port == "loss" else "missing-reduction"
 
 
 def judge_equivalent(cycle: Cycle) -> LevelResult:

@@ -283,7 +283,9 @@ class Run:
             return f"{run} hung in {self.hung_in}, {where}: over {limit:g} s{self.describe_waits()}"
         if not self.exit_code:
             return None
-        full = next((f"{words}: " for words in machine.FULL_DISK if words in self.last_lines), "")
+        full = next(
+            (f"{words}: " for words in machine.FULL_DISK if words in last_words(self.log)), ""
+        )
         where += ", when training was complete" if self.made_all_steps else ""
         return f"{full}{run} {exit_in_words(self.exit_code)} {where}; {self._last_line}"
 
@@ -315,11 +317,6 @@ class Run:
         last = f"last error is {errors[-1]!r}" if errors else f"last line is {by_ranks[-1]!r}"
         return f"{words}its {last} ({self.log})"
 
-    @property
-    def last_lines(self) -> str:
-        """Describe the end of the log, for a message."""
-        return last_words(self.log)
-
     def require_modules(self) -> None:
         """Check that it did not fail for lack of a Python package. Raises: MachineError."""
         missing = next(filter(None, map(_MISSING_MODULE.match, self._log_lines)), None)
@@ -337,7 +334,7 @@ class Run:
                 if losses.pattern is not None
                 else f"losses.file, {losses.file}, is absent or empty"
             )
-            raise UsageError(f"the launch line logs no losses: {where}.{self.last_lines}")
+            raise UsageError(f"the launch line logs no losses: {where}.{last_words(self.log)}")
         steps = [logged.step for logged in self.losses if logged.step is not None]
         spacings = {later - earlier for earlier, later in pairwise(steps)}
         if len(spacings) == 1 and (spacing := spacings.pop()) > 1:

@@ -175,7 +175,7 @@ def case_item(
     """Make the item of a case; see `CaseRun`. timeout: of a world, in seconds."""
     collective = min(_COLLECTIVE_SECONDS, timeout / 2)
     limits = TimeLimits(timeout, collective_seconds=collective, body_seconds=timeout)
-    run = CaseRun(case, device, references, trainer, limits).run
+    run = CaseRun(case, device, references, trainer, limits=limits).run
     command = assay_command("smoke", "run", case.id, device=device, trainer=trainer)
     return SessionItem(case.id, command, run, case.cards)
 
@@ -346,12 +346,12 @@ class SessionOptions:
 
 
 def run_session(
-    options: SessionOptions, output: Path | None, tell: Callable[[CaseResult, int, int], None]
+    options: SessionOptions, output: Path | None, tell: Callable[[CaseResult, int, int, Path], None]
 ) -> tuple[SessionReport, Path]:
     """Run the session that `options` request. Report and page are written even if it is interrupted.
 
-    output: folder for them; None for a new one. tell: called with each result, its number and the
-        number of items.
+    output: folder for them; None for a new one. tell: called with each result, its number, the number
+        of items and its folder.
 
     Raises: UsageError or MachineError before any run if an item cannot run.
     """
@@ -369,7 +369,7 @@ def run_session(
             shared = _shared_device(options.device)
             for result in run_items(items, shared, folder, progress, options.budget_seconds):
                 results.append(result)
-                tell(result, len(results), len(items))
+                tell(result, len(results), len(items), folder / result.folder)
     finally:
         ran = {result.name for result in results}
         report = SessionReport(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.launch import WorldError
+from assay.launch import TimeLimits, WorldError
 from assay.runs import SilentProgress
 from assay_smoke.cases.running import EVERY_CASE, CaseRun, preload_for
 from assay_smoke.machine import Leftover
@@ -66,7 +66,8 @@ def test_a_second_try_begins_without_what_the_first_left(
         raise WorldError("the machine failed")
 
     monkeypatch.setattr(CaseRun, "_open_reference", fail)
-    run = CaseRun(case_of("one-process-1"), "cpu", tmp_path).run
+    limits = TimeLimits(60.0, collective_seconds=30.0, body_seconds=60.0)
+    run = CaseRun(case_of("one-process-1"), "cpu", tmp_path, limits=limits).run
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         run(tmp_path / name, SilentProgress())

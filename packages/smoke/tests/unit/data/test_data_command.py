@@ -88,6 +88,14 @@ def test_one_finding_fails_its_level_and_the_verdict() -> None:
     assert verdict.diagnosis is None  # an order of samples has none
 
 
+def test_the_title_of_a_failure_names_only_code_that_failed() -> None:
+    request = DataRequest(own_code={"sampler": RIGHT.subject, "collator": WRONG.subject})
+    answer = DataAnswer(reports=[("sampler", RIGHT), ("collator", WRONG)])
+    verdict = judge_data(request, answer)
+    words = explain_verdict(verdict, find_deciding_rows(verdict, []))
+    assert words.title == "FAIL: mine.py:bad"
+
+
 @pytest.mark.parametrize(
     ("subject", "diagnosis"),
     [("accumulation", "loss-scale"), ("workers", None), ("collator", None)],

@@ -238,6 +238,8 @@ def test_the_schedule_is_judged_only_if_each_command_declares_its_rates() -> Non
     declared: Any = SimpleNamespace(learning_rates=[1.0])
     undeclared: Any = SimpleNamespace(learning_rates=None)
     assert "schedule" not in describe_unjudged([declared])
+    assert "rows that every run drops" in describe_unjudged([declared])
+    assert "`assay smoke data` judges labels and (--sampler) rows" in describe_unjudged([declared])
     assert (
         "the schedule (without `learning_rates`), the applied learning rate (at most"
         in describe_unjudged([declared, undeclared])

@@ -101,7 +101,8 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint(
             [2.0, 1.5],
             (
                 "the loss of step 4 is 1.5, the uninterrupted run's 1.0 (the first loss after the resume"
-                " agrees: the optimizer's state, the schedule, random numbers or later rows differ)"
+                " agrees: the optimizer's state, the schedule, random numbers, later rows or gradients left"
+                " over from the step before (a missing zero_grad) differ)"
             ),
         ),
     ],
@@ -118,7 +119,7 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
         [LoggedStep(one.step, one.loss, learning_rate=0.1) for one in run_losses]
         for run_losses in (logged, whole)
     )
-    assert _first_other_loss(cycle, run) == (reason and reason.replace(", the schedule", ""))
+    assert _first_other_loss(cycle, run) == (reason and reason.replace("the schedule, ", ""))
     run.losses = logged
     if losses[0] == 2.5:  # the first loss, which no learning rate has changed yet
         other = reason and reason.removesuffix(")") + "; its learning rates differ, too)"
@@ -177,12 +178,13 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
 @pytest.mark.parametrize(
     ("norm", "diagnosis", "words"),
     [
-        (16.0, "loss-scale", "8 is the quotient"),
-        (16.0, "loss-scale", "numbers of micro-batches. Their gradients are summed"),
-        (8.0, "loss-scale", "numbers of ranks. Their gradients are summed"),
+        (16.0, "loss-scale", "The larger value is 8 times the other, as the quotient of the numbers of micro-batches. Their gradients are summed"),
+        (8.0, "loss-scale", "as the quotient of the numbers of ranks. Their gradients are summed"),
         (4.0, "loss-scale", "numbers of micro-batches of a rank. Their gradients are summed"),
         (0.25, "loss-scale", "numbers of micro-batches. Their gradients are divided by it twice"),
-        (7.9, "missing-reduction", "The loss of step 1 agrees within the float32 limit of 0.025 (4.0, 4.0). How gradients are summed"),
+        (7.9, "loss-scale", "3.95 times the other, nearer to 4, the quotient of the numbers of ranks, than to 1. Their gradients are probably summed, and not divided by it, and token counts are unequal"),
+        (0.9, "missing-reduction", "nearer to 2, the quotient of the numbers of micro-batches of a rank, than to 1. Are gradients of a micro-batch or rank lost? Otherwise their gradients are divided by it twice"),
+        (2.8, "missing-reduction", "The loss of step 1 agrees within the float32 limit of 0.025 (4.0, 4.0). How gradients are summed, weighted or reduced depends on the split. Are those of a micro-batch or rank lost? Is it"),
     ],
 )  # fmt: skip
 def test_a_wrong_norm_of_the_gradient_names_its_likely_cause(
@@ -221,7 +223,15 @@ def test_a_later_loss_names_what_the_log_shows(logged: dict[str, float], words: 
     [
         (16.0, "Their losses are summed, and not divided by it"),
         (1.0, "Their losses are divided by it twice"),
-        (13.0, "what the step computes of them"),
+        (
+            15.7,
+            "3.925 times the other, nearer to 4, the quotient of the numbers of micro-batches, than to 1. Their losses are probably summed",
+        ),
+        (
+            1.1,
+            "Are rows of a micro-batch or rank lost? Otherwise their losses are divided by it twice",
+        ),
+        (5.0, "Or is padding not masked? `assay smoke data --collator` checks it"),
     ],
 )
 def test_a_first_loss_that_is_a_multiple_names_its_missing_division(
@@ -245,7 +255,7 @@ NORMS_AGREE = {"grad_norm": 2.00001, "learning_rate": 0.1}
         ([4.0, 3.0, 2.5], NORMS_AGREE, [0.1, 0.2, 0.3], "The learning rate of step 2 is 0.1, and 0.2: the schedule", "clipping"),
         ([4.0, 3.5, 2.0], NORMS_AGREE, [0.1, 0.2, 0.3], "or weights differ between ranks", "schedule"),
         # Gradients agree, so the logged value alone is wrong.
-        ([4.5, 3.0, 2.0], NORMS_AGREE, [0.1] * 3, "not the mean over the rows of the step, or weights change within", "its rows"),
+        ([4.5, 3.0, 2.0], NORMS_AGREE, [0.1] * 3, "not the mean over all rows, or weights change within", "its rows"),
         ([4.5, 3.0, 2.0], {}, [None] * 3, "Do all ranks read the same rows?", "clipping"),
         ([4.0, float("nan"), 2.0], NORMS_AGREE, [0.1] * 3, "One of them is not finite", "clipping"),
     ],
@@ -267,6 +277,7 @@ def test_a_cause_is_only_named_if_the_log_does_not_explain_the_difference(
 
 
 CHECK = "`assay smoke data --accumulation` checks the divisor."
+PADDING = "Or is padding not masked? `assay smoke data --collator` checks it."
 UPDATE = "the update depends on the split, such as by clipping, the optimizer or the applied learning rate"
 
 
@@ -279,8 +290,8 @@ UPDATE = "the update depends on the split, such as by clipping, the optimizer or
             (
                 "The norm of the gradient of step 1 agrees within the bfloat16 limit of 0.19 (1.878, 1.766), which is too"
                 " wide to exclude the gradient. No update between steps precedes it: its rows, what the step computes of"
-                " them or the logged mean depends on the split. Is it a mean of means over unequal token counts? "
-                f"{CHECK}"
+                " them or the logged mean depends on the split. Are rows missing? Is it a mean of means over unequal token"
+                f" counts? {CHECK} {PADDING}"
             ),
         ),
         (
@@ -296,8 +307,9 @@ UPDATE = "the update depends on the split, such as by clipping, the optimizer or
             [6.5],
             [(3.76, 1.77)],
             (
-                "The norm of the gradient of step 1 is 3.76, and 1.77. The factor 0.4707 is the"
-                " quotient of the numbers of micro-batches. Their gradients are summed, and not divided by it. The bfloat16 limit of this norm is 0.19."
+                "The norm of the gradient of step 1 is 3.76, and 1.77. The larger value is 2.124 times the other, nearer"
+                " to 2, the quotient of the numbers of micro-batches, than to 1. Their gradients are probably summed, and not divided by"
+                f" it, and token counts are unequal. {PADDING}"
             ),
         ),
     ],

@@ -63,9 +63,22 @@ def test_a_result_is_one_line_whose_color_is_not_escaped(
 ) -> None:
     name = "a" * 100
     result = CaseResult(name=f"{name}\x1b[31m", outcome=Outcome.PASS, seconds=1.0)
-    _tell(result, 1, 2, results=sys.stdout)
+    _tell(result, 1, 2, Path("logs"), results=sys.stdout)
 
     assert capsys.readouterr().out == f"[1/2] PASS {name}\\u001b[31m (1.0 s)\n"
+
+
+@pytest.mark.parametrize(("total", "command"), [(1, ""), (2, "    assay smoke run c\n")])
+def test_a_failure_names_its_logs_and_the_command_of_one_of_several(
+    capsys: pytest.CaptureFixture[str], total: int, command: str
+) -> None:
+    result = CaseResult(
+        name="c", outcome=Outcome.FAIL, seconds=1.0, reason="run: hung", command="assay smoke run c"
+    )
+    _tell(result, 1, total, Path("runs/1/cases/c"), results=sys.stdout)
+
+    told = f"[1/{total}] FAIL c (1.0 s)\n    run: hung\n{command}    logs: runs/1/cases/c\n"
+    assert capsys.readouterr().out == told
 
 
 CASE = CaseResult(
