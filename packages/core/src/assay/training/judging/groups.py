@@ -125,10 +125,12 @@ def _allowances(
     """Return what a rank's values in group `name` may differ by beyond the noise of their own places."""
     traits, results = evidence.report.traits, of_rank[name]
     uncalled_modules = of_rank["modules"].uncalled_modules
-    units = dict.fromkeys(_stages_of_loss(noise, uncalled_modules), _unit_of_loss(noise))
+    rounded = _unit_of_rounded_logits(noise) if _computes_loss_in_model(of_rank) else 0.0
+    unit_of_loss = max(_unit_of_loss(noise), rounded)
+    units = dict.fromkeys(_stages_of_loss(noise, uncalled_modules), unit_of_loss)
     units |= _units_of_unscaling(evidence, name, results)
-    if name == "stage-forward" and _computes_loss_in_model(of_rank):
-        units[Stage("", "forward")] = _unit_of_loss_in_model(evidence, noise)
+    if name == "stage-forward" and rounded:
+        units[Stage("", "forward")] = rounded / _size_of_loss(evidence, noise)
     if name == "stage-clip":
         stages = (port.stage for port in results.ports.values())
         units |= dict.fromkeys(
@@ -275,25 +277,30 @@ def _computes_loss_in_model(of_rank: Mapping[str, ReplayResults]) -> bool:
     return _port_of_loss(of_rank["gradients"]) is None
 
 
-def _unit_of_loss_in_model(evidence: TrainEvidence, noise: Mapping[str, ReplayResults]) -> float:
-    """Return twice the relative error of a loss whose logits the model rounds after its head, as a soft cap does.
+def _unit_of_rounded_logits(noise: Mapping[str, ReplayResults]) -> float:
+    """Return twice the error of a token's loss from logits that the model rounds after its head, as a soft cap does.
 
-    The noise run computes its loss from injected logits. With an error s of each logit, the loss of a token
-    changes by up to sqrt(2) s, and the errors of N tokens of a step are independent.
+    The noise run computes its loss from injected logits, which a loss of the model does not read. An error s
+    of each logit changes the loss, and relative to its length its gradient, by up to sqrt(2) s.
     """
     of_logits = [
         port.sums
         for module, port in _ports_of_logits(noise)
         if not module and not port.stage.module
     ]
+    errors = (math.sqrt(one.dd / one.num_elements) for one in of_logits if one.num_elements)
+    return 2 * math.sqrt(2) * max(errors, default=0.0)
+
+
+def _size_of_loss(evidence: TrainEvidence, noise: Mapping[str, ReplayResults]) -> float:
+    """Return a micro-batch's share of the loss over its error if that of each token is 1 and independent."""
     loss = noise["stage-forward"].ports.get(("", "loss"))
-    if not of_logits or loss is None or not loss.sums.ee:
-        return 0.0
-    error = max(math.sqrt(one.dd / one.num_elements) for one in of_logits)
-    num_tokens = min(evidence.reference.num_tokens)
-    num_micro_batches = loss.sums.num_elements / len(evidence.reference.num_tokens)
-    size = math.sqrt(loss.sums.ee / loss.sums.num_elements)  # of one micro-batch's share
-    return 2 * error * math.sqrt(2 / (num_tokens * num_micro_batches)) / size
+    if loss is None or not loss.sums.ee:
+        return math.inf
+    num_tokens = evidence.reference.num_tokens
+    num_micro_batches = loss.sums.num_elements / len(num_tokens)
+    share = math.sqrt(loss.sums.ee / loss.sums.num_elements)
+    return share * math.sqrt(min(num_tokens) * num_micro_batches)
 
 
 def _port_of_loss(noise: ReplayResults) -> PortResult | None:
