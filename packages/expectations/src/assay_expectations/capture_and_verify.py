@@ -154,16 +154,14 @@ def with_settings_of_earlier(
         earlier: Expectation | None = read_expectation(file)
     else:
         file, earlier = _find_earlier(options, output)
-    if earlier is None:
-        settings = options.settings.model_copy(update=dict(given))
-        return options.model_copy(update={"settings": settings})
-    settings = earlier.key.content.settings.model_copy(update=dict(given))
-    if named is not None:
-        return options.model_copy(update={"settings": settings})
-    if earlier.prompts and given.keys() & {"prompt_length", "chat"}:
-        raise UsageError(f"{file} holds the tokens of your own prompts: name --prompts again")
-    inputs = {"prompts": earlier.prompts or None, "chats": earlier.chats, "repeats": str(file)}
-    return options.model_copy(update={"settings": settings, **inputs})
+    settings = options.settings if earlier is None else earlier.key.content.settings
+    update: dict[str, Any] = {"settings": settings.model_copy(update=dict(given))}
+    if earlier is not None and named is None:
+        if earlier.prompts and given.keys() & {"prompt_length", "chat"}:
+            raise UsageError(f"{file} holds the tokens of your own prompts: name --prompts again")
+        prompts = earlier.prompts or None
+        update |= {"prompts": prompts, "chats": earlier.chats, "repeats": str(file)}
+    return options.model_copy(update=update)
 
 
 def _find_earlier(options: CaptureOptions, output: Path) -> tuple[Path, Expectation | None]:

@@ -1,7 +1,7 @@
 """The verdict over the expectations of a machine. Imports no torch."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +26,7 @@ from assay.judge.levels import (
     level_of,
     not_compared,
     notes_of,
+    pool_resolutions,
     rows_of,
 )
 from assay.judge.wording import describe_error, format_against, format_count, format_number
@@ -37,7 +38,6 @@ from assay.verdicts import (
     Measurement,
     NextStep,
     Outcome,
-    Ratio,
     Unmatched,
     Verdict,
 )
@@ -208,15 +208,9 @@ def _describe_pass(results: Mapping[str, LevelResult], dtype: str) -> str:
     if len(results) > 1:
         whose, where = f"All {len(results)} expectations hold", f" in {name}"
     ratio, limit = format_against(worst.value, worst.limit)
+    pooled = pool_resolutions(ratio for one in results.values() for ratio in one.judged)
     hidden, hidden_at_one = (
-        format_number(
-            _coarsest(
-                ratio
-                for one in results.values()
-                for ratio in one.judged
-                if (ratio.statistic in _OF_ONE_TOKEN) is is_of_one
-            )
-        )
+        format_number(max(pooled[name] for name in pooled if (name in _OF_ONE_TOKEN) is is_of_one))
         for is_of_one in (False, True)
     )
     origin = (results[name].level.model_extra or {})["limits_origin"]
@@ -226,11 +220,6 @@ def _describe_pass(results: Mapping[str, LevelResult], dtype: str) -> str:
         f" (limit {limit}x; {origin}). In {dtype}, errors of the run below {hidden} over all"
         f" tokens, or below {hidden_at_one} at one token, may not show."
     )
-
-
-def _coarsest(judged: Iterable[Ratio]) -> float:
-    """Return the error below which one of the ratios may hide an error of the run."""
-    return max(one.resolution for one in judged)
 
 
 def combine(
@@ -248,8 +237,8 @@ def combine(
     numbers: DecidingNumbers = {}
     found = cause or next((one.cause for one in wrong if isinstance(one.cause, Cause)), Cause(None))
     if judged:
-        worst = find_worst(judged)
-        numbers = deciding_numbers(worst, worst.resolution if wrong else _coarsest(judged))
+        worst, coarsest = find_worst(judged), max(one.resolution for one in judged)
+        numbers = deciding_numbers(worst, worst.resolution if wrong else coarsest)
         if not math.isfinite(worst.value):
             found = Cause("non-finite", found.location)
     unmatched = [

@@ -237,6 +237,8 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     if verdict.headline:
         headline = verdict.headline
         reasons = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
+        if len(verdict.levels) == 1 and headline.startswith(f"{next(iter(verdict.levels))} "):
+            reasons = [reason.partition(": ")[2] for reason in reasons]  # the headline has the name
         details = [line for reason in reasons for line in _split_clauses(reason)]
         if verdict.diagnosis:
             details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))

@@ -597,3 +597,12 @@ def test_each_clause_of_a_long_reason_is_a_line() -> None:
     verdict = Verdict(verdict=Outcome.FAIL, headline="It differs.", levels=levels)
     details = explain_verdict(verdict, find_deciding_rows(verdict, [])).details
     assert details == ("long: a", "  b", "  c", "  d", "short: a; b")
+
+
+def test_a_name_that_the_headline_has_is_not_repeated() -> None:
+    levels = {"e": Level(verdict=Outcome.FAIL, reason="stale: other weights", compared=1)}
+    verdict = Verdict(verdict=Outcome.FAIL, headline="e is stale", levels=levels)
+    assert message(verdict) == "e is stale\n  stale: other weights"
+    levels["f"] = levels["e"].model_copy(update={"reason": "too large"})
+    verdict = Verdict(verdict=Outcome.FAIL, headline="e is stale", levels=levels)
+    assert message(verdict) == "e is stale\n  e: stale: other weights\n  f: too large"
