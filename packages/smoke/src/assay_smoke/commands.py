@@ -284,8 +284,7 @@ def _tell(result: "CaseResult", number: int, total: int, folder: Path, *, result
     line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
     console.print(line, soft_wrap=True)
     if reason := result.error or result.reason:
-        command = [result.command] if total > 1 else []
-        lines = [*reason.splitlines(), *command, f"logs: {folder}"]
+        lines = [*reason.splitlines(), *[result.command] * (total > 1), f"logs: {folder}"]
         console.print(Text("\n".join(f"    {line}" for line in lines)), soft_wrap=True)
 
 

@@ -131,7 +131,10 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
     reason = str(verdict.levels["equivalent"].reason)
     assert verdict.verdict is Outcome.FAIL, reason
     assert "the norm of the gradient of step 1 is" in reason
-    assert "4 is the inverse quotient of the numbers of micro-batches" in reason
+    assert (
+        "The larger value is 4 times the other, as the quotient of the numbers of micro-batches."
+        in reason
+    )
     assert "Their gradients are divided by it twice" in reason
     assert verdict.diagnosis == "loss-scale"
     assert (verdict.statistic, verdict.limit) == ("norm-error", 1.0)

@@ -287,7 +287,7 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
     assert failed_levels(verdict) == ["resume"]
     reason = str(verdict.levels["resume"].reason)
     assert (
-        "(the first loss after the resume agrees: the optimizer's state, random numbers or later rows differ"
+        "(the first loss after the resume agrees: the optimizer's state, random numbers, later rows or gradients"
         in reason
     )
     assert "although two uninterrupted runs are equal; the last checkpoints differ by" in reason

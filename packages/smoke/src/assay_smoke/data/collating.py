@@ -557,9 +557,10 @@ def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
             f" noise of float32 (limit {LIMIT:g}x, attention {attention}{agrees}): it sees {sees}."
             f" The batch has {given}"
         )
-        leak = Fault(ISOLATED, reason, (pack.case,))  # rows show nothing of wrong positions
-        if is_placed:
-            leak = pack.fault_of(ISOLATED, sample, reason)
+        leak = pack.fault_of(ISOLATED, sample, reason)
+        leak = (
+            leak if is_placed else leak._replace(example=leak.example[:1])
+        )  # rows show no positions
         report.judge([ISOLATED], [] if attention in right else [leak])
 
 

@@ -11,7 +11,14 @@ from assay.models.sources import local_folder, resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
 from assay_smoke.data.chats import NO_PROMPT, check_chat
-from assay_smoke.data.collating import LABELS, UNCHANGED, check_packing, check_padding
+from assay_smoke.data.collating import (
+    ISOLATED,
+    LABELS,
+    PACKED_POSITIONS,
+    UNCHANGED,
+    check_packing,
+    check_padding,
+)
 from assay_smoke.data.planned_checks import (
     ONE_BOS,
     open_tokenizer,
@@ -86,6 +93,13 @@ def test_one_finding_fails_its_level_and_the_verdict() -> None:
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["sampler"].reason == "mine.py:bad: it is lost"
     assert verdict.diagnosis is None  # an order of samples has none
+
+
+def test_rows_of_ids_are_no_example_of_wrong_positions() -> None:
+    collator: Any = load_object(f"{PLANTS / 'collators.py'}:packed_without_positions")
+    report = check_packing(Subject("it"), collator, padding_tokenizers()[:1], packs=[(3, 3)])
+    examples = {one.name: one.example for one in report.findings}
+    assert len(examples[PACKED_POSITIONS]) == len(examples[ISOLATED]) == 1
 
 
 def test_the_title_of_a_failure_names_only_code_that_failed() -> None:

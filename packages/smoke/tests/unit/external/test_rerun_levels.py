@@ -218,6 +218,20 @@ def test_a_later_loss_names_what_the_log_shows(logged: dict[str, float], words: 
     assert words in found[2]
 
 
+def test_a_smaller_norm_is_no_lost_gradient_if_its_rows_are_read_otherwise() -> None:
+    # Padding on the left that is not masked, measured with micro:llama.
+    quotients = _compare_splits({"accumulation": 1}, {"accumulation": 2})
+    expected, actual = (
+        [LoggedStep(1, loss, grad_norm=norm)]
+        for loss, norm in ((2.045194, 1.919936), (2.090075, 3.045084))
+    )
+    found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
+    assert found is not None
+    assert "lost?" not in found[2]
+    assert "Are rows missing? Is it a mean of means" in found[2]
+    assert found[2].endswith(PADDING)
+
+
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
@@ -309,7 +323,7 @@ UPDATE = "the update depends on the split, such as by clipping, the optimizer or
             (
                 "The norm of the gradient of step 1 is 3.76, and 1.77. The larger value is 2.124 times the other, nearer"
                 " to 2, the quotient of the numbers of micro-batches, than to 1. Their gradients are probably summed, and not divided by"
-                f" it, and token counts are unequal. {PADDING}"
+                f" it, and token counts are unequal. {CHECK} {PADDING}"
             ),
         ),
     ],
