@@ -102,8 +102,8 @@ def reproduce(
                 elif found is not None:
                     if number:
                         progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
-                    headline = f"{describe_location(location)} is wrong"
-                    print_text(f"python {found.write(headline, verdict, folder)}")
+                    script = found.write(describe_location(location), verdict, folder)
+                    print_text(f"python {script}")
                     return
         reason = next(iter(reasons), why or "it names no place")
         raise UsageError(f"{run} cannot be reproduced: {reason}")

@@ -33,6 +33,12 @@ _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_
 # Beginnings of the names of operations on lists of tensors.
 _OF_LISTS = ("_foreach_", "_fused_")
 
+# Products of the last two arguments, over the last dim of the first.
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
+
+# Keyword arguments that change no value.
+_USUAL = ("pin_memory", "layout")
+
 # Packages that call operations for others.
 _NOT_CALLERS = sys.stdlib_module_names | {"torch", "assay", "__main__"}
 
@@ -61,6 +67,10 @@ class Step(NamedTuple):
     """True if the operation returns a tuple or list."""
     caller: str = ""
     """FILE:LINE of the code that ran it; "" if only torch and assay did."""
+    reduced: frozenset[int] = frozenset()
+    """The sizes of dims that it slices, concatenates or reduces."""
+    shape: tuple[int, ...] = ()
+    """Of its first result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class ProgramPair(NamedTuple):
     reference: Program | None
     """None if the reference does not make this value."""
     answer: Mapping[str, Tensor]
-    """"answer", and the rows of it that are compared: "kept", bool of its shape without the last dim."""
+    """"right", and the rows of it that are compared: "compared", bool of its shape without the last dim."""
     error: float = 0.0
     """The candidate's, relative to the answer."""
     rank: int = 0
@@ -232,7 +242,10 @@ class ProgramRecorder(TorchDispatchMode):
         for memory in writes:
             self._save(memory)
         replaces = known[:1] if name in _OVERWRITES and _is_whole(given[0]) else []
-        step_args, step_kwargs = tree_map(self._encode, ([*args], kwargs))
+        told = {
+            k: v for k, v in kwargs.items() if k not in _USUAL and v is not torch.preserve_format
+        }
+        step_args, step_kwargs = tree_map(self._encode, ([*args], told))
         result: Any = func(*args, **kwargs)
         if name in _SAME_TENSOR:
             self._known[result] = known[0]
@@ -241,7 +254,10 @@ class ProgramRecorder(TorchDispatchMode):
             self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
-        step = Step(name, step_args, step_kwargs, results, several, _find_caller())
+        tensors = [one for one in tree_leaves((given, result)) if isinstance(one, Tensor)]
+        reduced = _find_reduced(func, args, kwargs, tensors)
+        shape = tuple(tensors[len(given)].shape) if len(tensors) > len(given) else ()
+        step = Step(name, step_args, step_kwargs, results, several, _find_caller(), reduced, shape)
         self._operations.append(_Recorded(step, writes, frozenset(replaces)))
         return result
 
@@ -311,6 +327,24 @@ def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             value = kwargs.get(argument.name, args[number] if number < len(args) else None)
             found += tree_leaves(value)
     return [one for one in found if isinstance(one, Tensor)]
+
+
+def _find_reduced(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> frozenset[int]:
+    """Return the sizes of dims that an operation slices, concatenates or reduces. tensors: arguments, then results."""
+    name, *_ = str(func).removeprefix("aten.").split(".")
+    if name in _PRODUCTS:
+        return frozenset(tensors[-3].shape[-1:])
+    if "attention" in name:  # over keys and channels
+        return frozenset((*tensors[1].shape[-2:], *tensors[2].shape[-2:]))
+    if tensors and not tensors[-1].ndim:
+        return frozenset(tensors[0].shape)
+    schema = enumerate(func._schema.arguments)  # noqa: SLF001 - no public name
+    named = {one.name: args[k] if k < len(args) else kwargs.get(one.name) for k, one in schema}
+    dims = [dim for dim in tree_leaves([named.get("dim"), named.get("dims")]) if dim is not None]
+    sizes = {one.shape[dim] for one in tensors for dim in dims if -one.ndim <= dim < one.ndim}
+    return frozenset(sizes | {*(named.get("normalized_shape") or ())})
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -150,11 +150,11 @@ def answer_of(port: str, answer: Tensor, index: RowIndex) -> dict[str, Tensor]:
         answer = allowed(answer)
     elif answer.ndim == 2 and not answer.is_floating_point():
         answer = answer[..., None]  # a number for each token
-    return {"answer": answer, "kept": index.kept(answer.shape)}
+    return {"right": answer, "compared": index.kept(answer.shape)}
 
 
 def _relative_error(answer: dict[str, Tensor], value: Tensor) -> float:
-    actual, expected, kept = value.detach().cpu(), answer["answer"], answer["kept"]
+    actual, expected, kept = value.detach().cpu(), answer["right"], answer["compared"]
     if actual.shape != expected.shape:
         return 1.0
     if expected.dtype is torch.bool:

@@ -5,8 +5,9 @@ in all arguments that are sizes. What is wrong after that is refused: an error o
 fails, a candidate that passes or has another shape.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, islice
 from math import isclose
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 from assay.dtypes import float_format
 from assay.models.config_files import first_line
-from assay.recording.programs import Group, Program, ProgramPair
-from assay.reproduce.script import Kind, Reproduction, name_inputs, severity
+from assay.recording.programs import Group, Program, ProgramPair, Step, numbers_in
+from assay.reproduce.script import Kind, Reproduction, number_alike, reads, says, severity
 
 # Operations that get sizes as arguments, without those that write.
 _SIZED = frozenset(
@@ -32,6 +33,16 @@ _CLEAR = 5.0
 # Of the float64 run of the reference's operations, to the recorded answer in float32.
 _SAME = 1e-5
 
+# The folder may have this many bytes before it loses sizes that a differing operation slices or reduces.
+_MOST_BYTES = 2**20
+# Changes of operations that are tried.
+_MOST_EDITS = 300
+# A change keeps this much of the error, in units of the noise that the changed operations have; of at most so much.
+_AS_CLEAR, _LARGEST = 0.9, 1e3
+# Errors of operations that do not run with other sizes or on other values.
+_NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
+# No program has this number.
+_RECORDED = -1
 # Of the name of fused attention in backward, which does not check sizes (torch 2.13).
 _BACKWARD = "attention_for_cpu_backward"
 
@@ -55,8 +66,9 @@ def build(
     reasons = []
     for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
         try:
-            one = _pair_up(pair, recorded, limits, device)
-            return minimize(_with_clear_dtype(one, pair))
+            one = _with_clear_dtype(_pair_up(pair, recorded, limits, device), pair)
+            one = replace(one, recorded_rows=one.measure(one.dtype, one.device))
+            return minimize(with_smallest_edit(one))
         except _NotReproducedError as error:
             reasons.append(f"{pair.site}: {error}")
         except RuntimeError as error:
@@ -71,11 +83,13 @@ def _pair_up(
     if pair.reference is None:
         raise _NotReproducedError("the reference does not make this value")
     ranks, rank = _exchanging(pair)
-    names, inputs = name_inputs((pair.candidate, pair.reference, *ranks))
-    answer = pair.answer["answer"]
+    (candidate, reference, *ranks), names, inputs = number_alike(
+        (pair.candidate, pair.reference, *ranks)
+    )
+    answer = pair.answer["right"]
     kind: Kind = "values" if answer.is_floating_point() else "exact"
     kind = "mask" if answer.dtype is torch.bool else kind
-    is_known = set(names[0].values()) <= set(names[1].values())
+    is_known = candidate.target in reads(reference)
     # A mask that no operation made is the causal one, where the model passes none; tokens and labels come
     # from the code that reads texts.
     is_read = kind == "mask" or (kind == "exact" and not pair.site.at.module)
@@ -83,15 +97,15 @@ def _pair_up(
         raise _NotReproducedError("no operation of torch made it")
     tensors = inputs | dict(pair.answer)
     return Reproduction(
-        pair.site, pair.candidate, pair.reference, names, tensors, kind, recorded, recorded, limits,
+        pair.site, candidate, reference, names, tensors, kind, recorded, recorded, limits,
         device, ranks, rank, pair.module_class,
-        {name: [*tensor.shape] for name, tensor in tensors.items()},
+        whole={name: [*tensor.shape] for name, tensor in tensors.items()},
     )  # fmt: skip
 
 
 def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
     """Choose the dtype in which the error shows best. Raises: _NotReproducedError if it shows in none."""
-    answer, kept, wide = pair.answer["answer"], pair.answer["kept"], one.run_wide()
+    answer, kept, wide = pair.answer["right"], pair.answer["compared"], one.run_wide()
     if one.kind == "mask" and wide.shape[-2:] != answer.shape[-2:]:
         # Of packed rows: the reference makes its parts, and no operation the whole.
         one = _with_recorded_answer(one)
@@ -103,7 +117,7 @@ def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
             raise _NotReproducedError(
                 "the reference's operations do not give the recorded value again"
             )
-        one = replace(one, tensors={**one.tensors, "answer": wide.double()})
+        one = replace(one, tensors={**one.tensors, "right": wide.double()})
     if not one.has_one_shape:
         raise _NotReproducedError(
             "its shape is not the reference's, as that of a shard or of packed rows"
@@ -125,9 +139,66 @@ def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
 
 def _with_recorded_answer(one: Reproduction) -> Reproduction:
     """Take the recorded mask for what the reference makes."""
-    answer, names = one.tensors["answer"], [one.names[0], {1: "right"}, *one.names[2:]]
-    tensors = {**one.tensors, "right": answer}
-    return replace(one, reference=Program([], {1: answer}, {}, 1), names=names, tensors=tensors)
+    names = {**one.names, _RECORDED: "recorded"}
+    tensors = {**one.tensors, "recorded": one.tensors["right"]}
+    return replace(one, reference=Program([], {}, {}, _RECORDED), names=names, tensors=tensors)
+
+
+def with_smallest_edit(one: Reproduction) -> Reproduction:
+    """Take for the reference the candidate's program with the fewest changed operations that passes.
+
+    Returns: `one` itself if no change of up to three operations passes.
+    """
+    edits = [] if one.ranks else [*_find_edits(one)]
+    chosen = (some for count in (1, 2, 3) for some in combinations(edits, count))
+    for some in islice(chosen, _MOST_EDITS):
+        made = replace(one, reference=_edit(one.candidate, dict(some)), is_smallest=True)
+        try:
+            wide = "float64" if one.kind == "values" else one.dtype
+            is_right = made.measure(wide, "cpu", "reference")[0][1] <= _SAME
+            if is_right and reproduces(made, _AS_CLEAR * min(one.severity, _LARGEST)):
+                read = {made.names.get(number) for number in reads(made.candidate, made.reference)}
+                read |= {"right", "compared"}
+                return replace(made, tensors={k: v for k, v in made.tensors.items() if k in read})
+        except _NOT_RUN:
+            continue
+    return one
+
+
+def _find_edits(one: Reproduction) -> Iterator[tuple[int, Step | None]]:
+    """Yield changes of one operation that the reference lacks: its number, and what takes its place.
+
+    An operation of the reference, one of the values that the operation reads, or nothing.
+    """
+    sides = one.candidate.steps, one.reference.steps
+    own, right = ({says(step) for step in steps} for steps in sides)
+    others = [step for step in one.reference.steps if says(step) not in own]
+    shapes: dict[int, tuple[int, ...]] = {n: (*one.tensors[k].shape,) for n, k in one.names.items()}
+    for number, step in enumerate(one.candidate.steps):
+        result = step.results[0] if step.results else None
+        shapes[result or 0] = step.shape
+        if says(step) in right:
+            continue
+        for other in others:
+            if other.operation == step.operation:
+                yield number, other._replace(results=step.results)
+        if not any(step.results):
+            yield number, None
+        for value in numbers_in(step.args) if result else ():
+            if step.reduced or shapes.get(value) == step.shape:
+                same = Step("aten.alias.default", [value], {}, step.results[:1], has_several=False)
+                yield number, same
+
+
+def _edit(program: Program, edits: Mapping[int, Step | None]) -> Program:
+    """Return a program with other operations at these numbers, and without operations whose results nothing reads."""
+    read, kept = {program.target}, []
+    for number in reversed(range(len(program.steps))):
+        step = edits.get(number, program.steps[number])
+        if step is not None and not (any(step.results) and read.isdisjoint(step.results)):
+            read |= {*numbers_in(step[1:3])}
+            kept.append(step)
+    return replace(program, steps=kept[::-1])
 
 
 def reproduces(one: Reproduction, times_limit: float = 1.0) -> bool:
@@ -144,13 +215,29 @@ def minimize(one: Reproduction) -> Reproduction:
     # Ranks run in threads, where `_SizesChecked` sees no operation.
     if one.ranks and any(_BACKWARD in step.operation for step in one.candidate.steps):
         return one
-    tensors = [one.tensors[name] for name in one.tensors.keys() - {"answer", "kept"}]
     least = max(1.0, min(_LEAST, one.severity / 2))
-    for size in sorted({size for tensor in tensors for size in tensor.shape}, reverse=True):
+    reduced = _find_reduced(one)
+    sizes = {size for tensor in one.inputs.values() for size in tensor.shape}
+    for size in sorted(sizes, key=lambda size: (size in reduced, -size)):
+        if size in reduced and sum(tensor.nbytes for tensor in one.tensors.values()) <= _MOST_BYTES:
+            break
         smaller = (n for n in range(1, size) if size % n == 0 or n & (n - 1) == 0)
         found = (_try(one, size, n, least) for n in smaller)
         one = next((each for each in found if each is not None), one)
     return one
+
+
+def _find_reduced(one: Reproduction) -> set[int]:
+    """Return the sizes that an operation of one side alone slices or reduces: without them it shows no error."""
+    sides = one.candidate, one.reference
+    said = [{says(step) for step in program.steps} for program in sides]
+    return {
+        size
+        for program, other in zip(sides, reversed(said), strict=True)
+        for step in program.steps
+        if says(step) not in other
+        for size in step.reduced
+    }
 
 
 class _SizesChecked(TorchDispatchMode):
@@ -184,14 +271,14 @@ def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Repr
         _resize(program, size, smaller) for program in (one.candidate, one.reference, *one.ranks)
     )
     made = replace(one, candidate=candidate, reference=reference, ranks=ranks, tensors=tensors)
-    if not tensors["kept"].any():
+    if not tensors["compared"].any():
         return None
     try:
         with _SizesChecked():  # type: ignore[no-untyped-call]
             if one.kind == "values":
-                made = replace(made, tensors=tensors | {"answer": made.run_wide().double()})
+                made = replace(made, tensors=tensors | {"right": made.run_wide().double()})
             is_clear = made.has_one_shape and reproduces(made, times_limit)
-    except (RuntimeError, IndexError, ValueError, TypeError):
+    except _NOT_RUN:
         return None
     return made if is_clear else None
 

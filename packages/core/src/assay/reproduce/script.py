@@ -1,10 +1,11 @@
 """Programs as Python code: the text of reproduce.py."""
 
+import difflib
+import itertools
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from assay.files import write_whole
 from assay.judge.wording import describe_sides
@@ -40,11 +42,9 @@ STATISTICS: dict[str, Statistic] = {
 
 _MOST_LINES = 120
 # Operations share lines of so many characters: the first of these with which reproduce.py is short.
-_LONGEST = (0, 90, 120, 180, 240, 400, 800)
+_LONGEST = (0, 120, 240, 800)
+_INDENT = " " * 4
 _TO_THE_END = str(2**63 - 1)
-
-# Keyword arguments that change no value.
-_USUAL = ("pin_memory", "layout")
 
 # Operations in another form: exchanges between ranks as methods of a group (torch does not show the operation of a
 # reduction: it is a sum), and one that takes float32 alone.
@@ -53,30 +53,37 @@ _FORMS = {
     "c10d.broadcast_.default": 't["group"].broadcast({0}[0], {2}).wait()',
     "c10d.allgather_.default": 't["group"].allgather({0}, {1}).wait()',
     "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()',
+    "aten.alias.default": "{0}",
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})",
 }
 # An operation of one device, which F.scaled_dot_product_attention runs on every device, and its later arguments.
 _OF_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _OF_CPU_ARGUMENTS = ("dropout_p", "is_causal")
 
-OTHER = "  # not so in the reference"
-RIGHT = "  # not so in the candidate"
-_VARIABLE, _INPUT = re.compile(r"\bv\d+\b"), re.compile(r't\["[^"]*"\]')
+_RESULTS = {"right": ", the right result", "compared": ", True for each row that is compared"}
+_SUBJECTS: dict[str, str] = {
+    "inputs": "An input of the model",
+    "backward": "A gradient",
+    "reduce": "A gradient summed over ranks",
+    "clip": "A clipped gradient",
+    "optimizer": "An optimizer step",
+}
 
 
 @dataclass(frozen=True)
 class Reproduction:
     """Two programs that make the value at `site`, their tensors and the right result.
 
-    tensors: inputs by name, "answer" (float64, or what must be equal) and "kept" (its compared rows).
+    candidate, reference: numbered alike, so that equal operations on equal tensors are equal steps.
+    tensors: inputs by name, "right" (float64, or what must be equal) and "compared" (its compared rows).
     recorded: the candidate's dtype. dtype: the one that reproduce.py uses by default.
     """
 
     site: Site
     candidate: Program
     reference: Program
-    names: Sequence[Mapping[int, str]]
-    """The name of each input of both programs, and of those of `ranks`."""
+    names: Mapping[int, str]
+    """The name of each input of all programs."""
     tensors: Mapping[str, Tensor]
     kind: Kind
     recorded: str
@@ -89,20 +96,36 @@ class Reproduction:
     """The candidate's, among them."""
     module_class: str = ""
     """Of the module of `site`."""
+    is_smallest: bool = False
+    """True if the reference is the candidate's program with the fewest changed operations that passes."""
+    recorded_rows: Sequence[Row] = ()
+    """The statistics of the recorded tensors, before they were made smaller."""
     whole: Mapping[str, list[int]] = field(default_factory=dict)
-    """Shapes of the recorded tensors, before they were made smaller."""
+    """Shapes of the recorded tensors."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The tensors that the programs read."""
+        return {name: one for name, one in self.tensors.items() if name not in _RESULTS}
+
+    @property
+    def subject(self) -> str:
+        """Name what is wrong, for a title."""
+        if self.kind != "values":
+            return "An attention mask" if self.kind == "mask" else "A tensor of integers"
+        return _SUBJECTS.get(self.site.at.phase, "The result of an operation")
 
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py: one operation a line, or several if there are many."""
         text = ""
         for longest in _LONGEST:
-            candidate, reference, *ranks = (_join(*body, longest) for body in self._bodies)
+            candidate, reference, *ranks = self.lines
             fields = vars(self) | {
-                "headline": f"{self.site} is wrong",
-                "candidate": candidate,
-                "reference": reference if self._bodies[1][0] != self._bodies[0][0] else None,
-                "ranks": ranks,
+                "headline": f"{self.subject} is wrong: {self.site}",
+                "body": _join(_merge(reference if ranks else candidate, reference), longest),
+                "ranks": [_join(_merge(lines, lines), longest) for lines in ranks],
+                "differs": candidate != reference,
                 "limits": repr(dict(self.limits)),
             }
             text = render("program.py.j2", fields)
@@ -111,31 +134,24 @@ class Reproduction:
         return text
 
     @cached_property
-    def _bodies(self) -> list[tuple[list[str], list[int], str]]:
-        """The lines of each function, the numbers of those that the other side lacks, and what marks them."""
+    def lines(self) -> list[list[str]]:
+        """The lines of each program: of the candidate, the reference and the ranks."""
         programs = self.candidate, self.reference, *self.ranks
-        lines = [
-            _Writer(one, names, self.recorded).write()
-            for one, names in zip(programs, self.names, strict=True)
-        ]
-        candidate, reference, *ranks = lines
-        return [
-            (candidate, _find_unlike(candidate, reference), OTHER),
-            (reference, _find_unlike(reference, candidate), RIGHT),
-            *((one, _find_unlike(one, reference), OTHER) for one in ranks),
-        ]
+        writer = _Writer(reads(*programs), self.names, self.inputs, self.recorded)
+        return [writer.write(one) for one in programs]
 
     def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
         """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
-        scope = self._scope
-        function = scope[program]
-        found: list[Row] = scope["measure"](self.tensors, getattr(torch, dtype), device, function)
+        found: list[Row] = self._scope["measure"](
+            self.tensors, getattr(torch, dtype), device, program == "candidate"
+        )
         return found
 
     def run_wide(self, program: str = "reference") -> Tensor:
         """Return the result of a program in float64, on the host."""
-        inputs = {name: one for name, one in self.tensors.items() if name not in ("answer", "kept")}
-        value: Tensor = self._scope["run"](self._scope[program], inputs, torch.float64, "cpu")
+        value: Tensor = self._scope["run"](
+            program == "candidate", self.inputs, torch.float64, "cpu"
+        )
         return value
 
     @property
@@ -154,53 +170,81 @@ class Reproduction:
         exec(compile(self.text, "reproduce.py", "exec"), scope)  # noqa: S102 - the text of this package
         return scope
 
-    def write(self, headline: str, verdict: Verdict, folder: Path) -> Path:
+    def write(self, place: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
-        lines = [line.strip() for line in self.text.splitlines()]
+        candidate, reference, *ranks = self.lines
         steps = self.candidate.steps
-        wrong = [steps[k] for k in self._bodies[0][1] if k < len(steps)] or steps
+        right = {says(step) for step in self.reference.steps}
+        wrong = [step for step in steps if says(step) not in right] or steps
+        stored = {
+            name: one
+            for name, one in self.tensors.items()
+            if name in _RESULTS or not is_constant(one)
+        }
+        rows = zip(self.measure(self.dtype, self.device), self.recorded_rows, strict=False)
         fields = vars(self) | {
-            "headline": headline,
+            "headline": f"{self.subject} is wrong: {place}",
             "operations": list(dict.fromkeys(step.operation for step in steps)),
-            "marked": [line.removesuffix(OTHER) for line in lines if line.endswith(OTHER)],
-            "right": [line.removesuffix(RIGHT) for line in lines if line.endswith(RIGHT)],
+            "changes": [
+                f"{sign} {line}"
+                for is_equal, *sides in _compare(
+                    ranks[self.rank] if ranks else candidate, reference
+                )
+                for sign, lines in zip("-+" * (not is_equal), sides, strict=False)
+                for line in lines
+            ],
             "callers": list(dict.fromkeys(step.caller for step in wrong if step.caller)),
-            "shapes": {name: [*tensor.shape] for name, tensor in self.tensors.items()},
-            "rows": self.measure(self.dtype, self.device),
+            "shapes": {name: [*tensor.shape] for name, tensor in stored.items()},
+            "notes": {name: _describe(name, stored) for name in stored},
+            "rows": [(*one, error) for one, (_, error, *_) in rows],
             "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
             "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
         }
         return write_folder(
-            folder, verdict, str(self.site), self.tensors, self.text, "README.md.j2", fields
+            folder, verdict, str(self.site), stored, self.text, "README.md.j2", fields
         )
 
 
-def _find_unlike(own: Sequence[str], other: Sequence[str]) -> list[int]:
-    """Return the numbers of lines with an operation that the other program runs less often.
-
-    If the operations are the same, those that run in another order or on other tensors.
-    """
-    known = {_VARIABLE.sub("v", line) for line in other}
-    unknown = {k for k, line in enumerate(own) if _VARIABLE.sub("v", line) not in known}
-    plain = [
-        [_INPUT.sub("v", _VARIABLE.sub("v", line.rpartition(" = ")[2])) for line in lines]
-        for lines in (own, other)
-    ]
-    surplus = Counter(plain[0]) - Counter(plain[1])
-    of_surplus = {k for k, line in enumerate(plain[0]) if line in surplus}
-    return sorted(unknown & of_surplus or of_surplus or unknown)
+def _describe(name: str, others: Container[str]) -> str:
+    """Return the notes on a tensor in the README."""
+    first, _, number = name.rpartition("_")
+    if first in others and number.isdecimal():
+        return f", another {first}, as of another micro-batch"
+    return _RESULTS.get(name, "")
 
 
-def _join(lines: Sequence[str], marked: Sequence[int], mark: str, longest: int) -> str:
-    """Return the body of a function. Neighbors share a line of up to `longest` characters if both are marked, or none."""
-    body: list[tuple[str, bool]] = []
-    for number, line in enumerate(lines):
-        is_marked = number in marked
-        if body and body[-1][1] == is_marked and len(body[-1][0]) + len(line) < longest:
-            body[-1] = f"{body[-1][0]}; {line}", is_marked
+def _compare(
+    candidate: Sequence[str], reference: Sequence[str]
+) -> Iterator[tuple[bool, Sequence[str], Sequence[str]]]:
+    """Yield blocks of lines in order: True if both sides have them, the candidate's lines and the reference's."""
+    matcher = difflib.SequenceMatcher(None, candidate, reference, autojunk=False)
+    for tag, start, stop, other_start, other_stop in matcher.get_opcodes():
+        yield tag == "equal", candidate[start:stop], reference[other_start:other_stop]
+
+
+def _merge(candidate: Sequence[str], reference: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the lines of one function, each with its indentation: where both sides differ, a branch for each."""
+    body: list[tuple[str, str]] = []
+    for is_equal, own, other in _compare(candidate, reference):
+        if is_equal:
+            body += [(_INDENT, line) for line in own]
+            continue
+        for head, lines in (("if wrong:", own), ("else:" if own else "if not wrong:", other)):
+            if lines:
+                body += [(_INDENT, head), *((2 * _INDENT, line) for line in lines)]
+    return body
+
+
+def _join(lines: Iterable[tuple[str, str]], longest: int) -> str:
+    """Return the body of a function. Neighbors of one indentation share a line of up to `longest` characters."""
+    body: list[tuple[str, str]] = []
+    for indent, line in lines:
+        is_next = bool(body) and body[-1][0] == indent and not line.endswith(":")
+        if is_next and len(body[-1][1] + line) < longest:
+            body[-1] = indent, f"{body[-1][1]}; {line}"
         else:
-            body.append((line, is_marked))
-    return "\n".join(f"    {line}{mark * is_marked}" for line, is_marked in body)
+            body.append((indent, line))
+    return "\n".join(indent + line for indent, line in body)
 
 
 def severity(rows: Iterable[Row]) -> float:
@@ -244,50 +288,56 @@ def render(template: str, fields: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Writer:
-    """Writes the body of a function."""
+    """Writes the bodies of functions. One value has one name in all of them."""
 
-    program: Program
+    used: set[int]
+    """The values that an operation of any program reads, or that a program returns."""
     names: Mapping[int, str]
+    tensors: Mapping[str, Tensor]
     recorded: str
     _variables: dict[int, str] = field(default_factory=dict)
 
-    @cached_property
-    def _used(self) -> set[int]:
-        steps = self.program.steps
-        return {self.program.target, *numbers_in([(one.args, one.kwargs) for one in steps])}
+    def write(self, program: Program) -> list[str]:
+        """Return a line for each number that it reads, for each operation, and the last line."""
+        constants = {
+            f"{self._value(number)} = {self._constant(self.tensors[self.names[number]])}": None
+            for number in sorted(reads(program) & self.names.keys())
+            if is_constant(self.tensors[self.names[number]])
+        }
+        lines = map(self._line, program.steps)
+        return [*constants, *lines, f"return {self._value(program.target)}"]
 
-    def write(self) -> list[str]:
-        """Return a line for each operation, and the last line."""
-        return [*map(self._line, self.program.steps), f"return {self._value(self.program.target)}"]
+    def _constant(self, tensor: Tensor) -> str:
+        dtype = self._code(tensor.dtype)
+        return f"torch.tensor({self._code(tensor.tolist())}, dtype={dtype}, device=device)"
 
     def _line(self, step: Step) -> str:
         code = self._operation(step)
         results = step.results[:1] if self._is_portable(step) else step.results
-        if not any(number in self._used for number in results):
+        if not any(number in self.used for number in results):
             return code
-        for number in filter(self._used.__contains__, results):
-            self._variables[number or 0] = f"v{len(self._variables) + 1}"
+        for number in filter(self.used.__contains__, results):
+            self._variables.setdefault(number or 0, f"v{len(self._variables) + 1}")
         names = [self._variables.get(number or 0, "_") for number in results]
         is_tuple = step.has_several and not self._is_portable(step)
         return f"{', '.join(names)}{',' * (is_tuple and len(names) == 1)} = {code}"
 
     def _value(self, number: int) -> str:
-        if number in self.names:
-            return f't["{self.names[number]}"]'
-        return self._variables[number]
+        if number not in self.names:
+            return self._variables[number]
+        name = self.names[number]
+        return re.sub(r"\W", "_", name) if is_constant(self.tensors[name]) else f't["{name}"]'
 
     def _is_portable(self, step: Step) -> bool:
         """Return True if the other form of an operation, which has only the first result, is enough."""
-        return step.operation == _OF_CPU and not any(one in self._used for one in step.results[1:])
+        return step.operation == _OF_CPU and not any(one in self.used for one in step.results[1:])
 
     def _operation(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
         args = [self._code(one) for one in step.args]
         if name == "slice" and args[-1] == _TO_THE_END:
             args.pop()
-        kwargs = [
-            f"{name}={self._code(one)}" for name, one in step.kwargs.items() if name not in _USUAL
-        ]
+        kwargs = [f"{name}={self._code(one)}" for name, one in step.kwargs.items()]
         if step.operation in _FORMS:
             return _FORMS[step.operation].format(*args)
         if "c10d" in namespace:
@@ -316,17 +366,81 @@ class _Writer:
         return repr(value)
 
 
-def name_inputs(
-    programs: Iterable[Program],
-) -> tuple[list[dict[int, str]], dict[str, Tensor]]:
-    """Name the inputs of all programs; equal tensors have one name. Returns: names, tensors by name."""
+def is_constant(tensor: Tensor) -> bool:
+    """Return True for a tensor that the script holds as a number."""
+    return not tensor.ndim or tensor.shape == (0,)
+
+
+def number_alike(
+    programs: Sequence[Program],
+) -> tuple[list[Program], dict[int, str], dict[str, Tensor]]:
+    """Give equal inputs, and the results of equal operations on them, the numbers that they have in the first program.
+
+    Returns: programs, the names of inputs by number, and tensors by name; equal tensors have one name.
+    """
     tensors: dict[str, Tensor] = {}
-    names: list[dict[int, str]] = []
+    of_names: dict[str, int] = {}
+    alike: list[Program] = []
+    new = itertools.count(1)
     for program in programs:
-        names.append({})
+        numbers: dict[int, int] = {}
         for number, tensor in program.inputs.items():
-            names[-1][number] = _name(tensors, tensor, program.names.get(number, "constant"))
-    return names, tensors
+            name = _name(tensors, tensor, program.names.get(number, "constant"))
+            of_names[name] = numbers[number] = of_names.get(name) or next(new)
+        first = alike[0].steps if alike else ()
+        partners, free = _align(first, program.steps), dict(enumerate(first))
+        steps: list[Step] = []
+        for k, step in enumerate(program.steps):
+            own = renumber(step, numbers)
+            same = next((n for n, one in free.items() if says(one) == says(own)), None)
+            partner = free.get(partners.get(k, -1)) if same is None else free.pop(same)
+            if same is not None and partner is not None:
+                own = partner
+            elif partner is not None and [*map(bool, partner.results)] == [*map(bool, own.results)]:
+                own = free.pop(partners[k])._replace(args=own.args, kwargs=own.kwargs)
+            else:
+                own = own._replace(results=[one and next(new) for one in step.results])
+            numbers |= {
+                old or 0: one or 0 for old, one in zip(step.results, own.results, strict=True)
+            }
+            steps.append(own)
+        alike.append(Program(steps, {}, {}, numbers[program.target]))
+    return alike, {number: name for name, number in of_names.items()}, tensors
+
+
+def renumber(step: Step, numbers: Mapping[int, int]) -> Step:
+    """Return a step with other numbers of the values that it reads."""
+
+    def renumbered(leaf: Any) -> Any:  # noqa: ANN401 - an argument
+        return Value(numbers.get(leaf, leaf)) if isinstance(leaf, Value) else leaf
+
+    args, kwargs = tree_map(renumbered, (step.args, step.kwargs))
+    return step._replace(args=args, kwargs=kwargs)
+
+
+def reads(*programs: Program) -> set[int]:
+    """Return the numbers of the values that programs read or return."""
+    return {
+        number
+        for one in programs
+        for number in (one.target, *numbers_in([step[1:3] for step in one.steps]))
+    }
+
+
+def says(step: Step) -> tuple[str, str]:
+    """Return what a step does, and to which values. A size of -1 equals the size that it stands for."""
+    args, kwargs = step.args, step.kwargs
+    if step.operation == "aten.view.default":
+        args = [args[0], *step.shape]
+    values = tree_map(lambda one: f"v{one}" if isinstance(one, Value) else one, (args, kwargs))
+    return step.operation, str(values)
+
+
+def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:
+    """Return the number in `own` of each step of `other` that stands for the same operation in the same order."""
+    names = [[step.operation for step in steps] for steps in (own, other)]
+    blocks = difflib.SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+    return {block.b + k: block.a + k for block in blocks for k in range(block.size)}
 
 
 def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:
@@ -334,7 +448,7 @@ def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:
         if tensor.stride() == other.stride() and same_bits(tensor, other):
             return name
     wanted = re.sub(r"[^\w.]", "_", wanted)
-    count = sum(name == wanted or name.startswith(f"{wanted}:") for name in tensors)
-    name = f"{wanted}:{count + 1}" if count else wanted
+    numbered = (f"{wanted}_{number}" for number in itertools.count(2))
+    name = next(one for one in itertools.chain([wanted], numbered) if one not in tensors)
     tensors[name] = tensor
     return name

@@ -21,8 +21,17 @@ from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
 from assay.verdicts import Verdict
 
-# Elements around the first difference.
-_BEFORE, _AFTER = 8, 24
+# The part that the folder holds: rows that differ, and columns around the first difference.
+_MOST_ROWS, _BEFORE, _COLUMNS = 8, 4, 16
+
+# What a value is, by the beginning of its name.
+_SUBJECTS = {
+    "moments": "An optimizer state",
+    "generators": "The state of a random generator",
+    "state_dict": "A trainer's state",
+    "trainable": "The choice of trained parameters",
+    "the token ids": "A list of token ids",
+}
 
 # What a wrong loader does to the right values `v`: tried in this order, and kept if it gives the wrong ones.
 _MISTAKES = (
@@ -47,18 +56,26 @@ class WrongValue:
 
     @cached_property
     def wrong(self) -> Tensor:
-        """The indices of the elements that differ, in the flattened tensor; of another shape, all."""
+        """The elements that differ, as (R, C); of another shape, all."""
         sides = self.expected, self.actual
         if self.expected.shape != self.actual.shape:
-            return torch.arange(self.expected.numel())
-        of_bytes = (one.to(self.dtype).reshape(-1, 1).view(torch.uint8) for one in sides)
-        return torch.ne(*of_bytes).any(1).nonzero()[:, 0]
+            return torch.ones_like(_as_rows(self.expected), dtype=torch.bool)
+        expected, actual = (_as_rows(one).to(self.dtype).contiguous() for one in sides)
+        differ = expected.view(torch.uint8) != actual.view(torch.uint8)
+        return differ.view(*expected.shape, -1).any(-1)
 
     @property
-    def part(self) -> slice:
-        """The elements around the first difference."""
-        first = max(0, int(self.wrong[0]) - _BEFORE)
-        return slice(first, first + _BEFORE + _AFTER)
+    def part(self) -> tuple[list[int], slice]:
+        """The rows and the columns around the first difference."""
+        rows = self.wrong.any(1).nonzero()[:_MOST_ROWS, 0]
+        first = max(0, int(self.wrong[rows].any(0).nonzero()[0]) - _BEFORE)
+        return rows.tolist(), slice(first, first + _COLUMNS)
+
+    @property
+    def subject(self) -> str:
+        """Name what is wrong, for a title."""
+        kind = "A setting" if self.dtype is None else "A weight"
+        return next((it for head, it in _SUBJECTS.items() if self.name.startswith(head)), kind)
 
     @property
     def change(self) -> str:
@@ -84,36 +101,50 @@ class WrongValue:
         expected, actual = self.expected, self.actual
         if expected.shape != actual.shape:
             return None
-        v, actual = expected.to(self.dtype).flatten()[self.part], actual.flatten()[self.part]
-        codes = [*_MISTAKES]
+        v, actual = self._cut(expected.to(self.dtype)), self._cut(actual)
+        order = [
+            next((k for k, row in enumerate(v) if row.equal(own)), -1) for own in actual.to(v.dtype)
+        ]
+        codes = [*_MISTAKES, *[f"v[{order}]"] * (-1 not in order)]
         if v.is_floating_point():
             largest = int(v.abs().argmax())
-            codes.append(f"v * {float(actual[largest] / v[largest]):.4g}")
+            codes.append(f"v * {float(actual.flatten()[largest] / v.flatten()[largest]):.4g}")
         return next((code for code in codes if _gives(code, v, actual)), None)
 
-    def write(self, headline: str, verdict: Verdict, folder: Path) -> Path:
+    def _cut(self, tensor: Tensor) -> Tensor:
+        rows, columns = self.part
+        return _as_rows(tensor)[rows, columns].clone()
+
+    def write(self, place: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
         tensors: dict[str, Tensor] = {}
-        fields = vars(self) | {"headline": headline, "mistake": None, "change": ""}
+        headline = f"{self.subject} is wrong: {self.name}"
+        fields = vars(self) | {"headline": headline, "place": place, "mistake": None, "change": ""}
         if self.dtype is not None:
-            expected, actual = (
-                one.flatten()[self.part].clone() for one in (self.expected, self.actual)
-            )
-            tensors = {"bytes": expected.view(torch.uint8), "actual": actual}
+            is_whole = self.expected.shape == self.actual.shape
+            actual = self._cut(self.actual) if is_whole else self.actual[:0]
+            tensors = {"right": self._cut(self.expected), "actual": actual}
+            rows, columns = self.part
             fields |= {
                 "mistake": self.mistake,
                 "change": self.change,
                 "dtype": _name(self.dtype),
-                "stored": _name(expected.dtype),
+                "stored": _name(self.expected.dtype),
                 "shape": tuple(self.expected.shape),
-                "first": self.part.start,
-                "num_different": len(self.wrong),
+                "rows": rows,
+                "first": columns.start,
+                "num_different": int(self.wrong.sum()),
                 "num_elements": self.expected.numel(),
             }
-        script = render("wrong_value.py.j2", fields | {"headline": f"{self.name} is wrong"})
+        script = render("wrong_value.py.j2", fields)
         return write_folder(
             folder, verdict, self.name, tensors, script, "wrong_value.md.j2", fields
         )
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor as (R, C): C is its last dim."""
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(1, -1)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -139,7 +170,7 @@ def compare_values(
     if isinstance(expected, Tensor) and isinstance(actual, Tensor):
         right, held = (one.detach().cpu().contiguous() for one in (expected, actual))
         found = WrongValue(name, when, right, held, dtype or actual.dtype)
-        if len(found.wrong):
+        if found.wrong.any():
             yield found
     elif (literal := _as_literal(expected)) != (wrong := _as_literal(actual)):
         yield WrongValue(name, when, literal, wrong)

@@ -54,17 +54,23 @@ def record(compute: Compute, x: Tensor, weight: Tensor) -> Program:
     return recorder.program_of(value)
 
 
-def pair(compute: Compute, dtype: torch.dtype = torch.bfloat16) -> ProgramPair:
+def inputs_of(dtype: str) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    x, weight = torch.randn(4, 48).to(dtype), torch.randn(10, 6).to(dtype)
+    return torch.randn(4, 48).to(getattr(torch, dtype)), torch.randn(10, 6).to(
+        getattr(torch, dtype)
+    )
+
+
+def pair(compute: Compute, dtype: str = "bfloat16") -> ProgramPair:
+    x, weight = inputs_of(dtype)
     answer = healthy(x.double(), weight.double())
     kept = torch.ones(32, dtype=torch.bool)
     programs = record(compute, x, weight), record(healthy, x, weight)
-    return ProgramPair(SITE, *programs, {"answer": answer, "kept": kept})
+    return ProgramPair(SITE, *programs, {"right": answer, "compared": kept})
 
 
 def build_for(compute: Compute, dtype: str = "bfloat16") -> Reproduction:
-    found = build([pair(compute, getattr(torch, dtype))], dtype, LIMITS, "cpu")
+    found = build([pair(compute, dtype)], dtype, LIMITS, "cpu")
     assert isinstance(found, Reproduction)
     return found
 
@@ -86,7 +92,7 @@ def test_an_error_below_the_noise_of_bfloat16_is_shown_in_float32() -> None:
 def test_a_reproduction_is_small() -> None:
     one = build_for(other_gelu)
     assert one.tensors["fc.weight"].shape == (1, 6)
-    assert one.tensors["answer"].numel() < 32 * 10
+    assert one.tensors["right"].numel() < 32 * 10
 
 
 def attention_gradient(query: Tensor, key: Tensor, factor: float = 1.0) -> Tensor:
@@ -105,7 +111,7 @@ def test_fused_attention_is_made_smaller_in_backward_without_reading_foreign_mem
     programs = wrong, record(attention_gradient, query, key)
     assert any("attention_for_cpu_backward" in step.operation for step in wrong.steps)
     right = attention_gradient(query.double(), key.double())
-    answer = {"answer": right, "kept": torch.ones(4, 4, 16, dtype=torch.bool)}
+    answer = {"right": right, "compared": torch.ones(4, 4, 16, dtype=torch.bool)}
     one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
     assert one.tensors["fc.input"].numel() < query.numel() // 8
@@ -123,7 +129,7 @@ def test_fused_attention_in_backward_keeps_its_sizes_if_ranks_exchange_the_resul
     right, wrong = (
         2 * attention_gradient(query.double(), key.double(), factor) for factor in (1.0, 1.1)
     )
-    answer = {"answer": right, "kept": torch.ones(4, 4, 16, dtype=torch.bool)}
+    answer = {"right": right, "compared": torch.ones(4, 4, 16, dtype=torch.bool)}
     error = float((wrong - right).norm() / right.norm())
     pair = ProgramPair(SITE, rank, reference, answer, error, ranks=[rank, rank])
     one = build([pair], "float32", LIMITS, "cpu")
@@ -146,17 +152,17 @@ def test_fused_attention_is_written_as_the_function_of_every_device(
 
     programs = record(partial(attend, factor=1.1), query, key), record(attend, query, key)
     right = attend(query.double(), key.double())
-    answer = {"answer": right, "kept": torch.ones(2, 4, 16, dtype=torch.bool)}
+    answer = {"right": right, "compared": torch.ones(2, 4, 16, dtype=torch.bool)}
     one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
-    assert one.text.count("F.scaled_dot_product_attention(") == 2
-    assert one.text.count("is_causal=True") == 2 * is_causal
+    assert one.text.count("F.scaled_dot_product_attention(") == 1
+    assert one.text.count("is_causal=True") == is_causal
 
 
 def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     one = build_for(doubled_row)
     assert severity(one.measure(one.dtype, "cpu")) > 1
-    assert one.tensors["answer"].shape[0] > 5
+    assert one.tensors["right"].shape[0] > 5
 
 
 def test_a_smaller_reproduction_keeps_clear_of_its_limit() -> None:
@@ -170,24 +176,34 @@ def test_a_smaller_reproduction_keeps_clear_of_its_limit() -> None:
 
     x, kept = torch.rand(4, 512), torch.ones(4, dtype=torch.bool)
     programs = record(mean_and_more, x.bfloat16(), x), record(mean, x.bfloat16(), x)
-    answer = {"answer": x.bfloat16().double().mean(-1, True), "kept": kept}
+    answer = {"right": x.bfloat16().double().mean(-1, True), "compared": kept}
     one = build([ProgramPair(SITE, *programs, answer)], "bfloat16", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
-    assert one.tensors["answer"].numel() < 4
+    assert one.tensors["right"].numel() < 4
     assert severity(one.measure(one.dtype, "cpu")) >= 2
 
 
 def test_a_smaller_size_leaves_both_programs_one_shape() -> None:
     # Of one column, the last half is empty.
     one = build_for(last_half_twice)
-    assert one.run_wide("candidate").shape == one.run_wide().shape == one.tensors["answer"].shape
+    assert one.run_wide("candidate").shape == one.run_wide().shape == one.tensors["right"].shape
 
 
-def test_lines_that_the_reference_does_not_have_are_marked() -> None:
-    lines = build_for(other_gelu).text.splitlines()
-    marked = [line for line in lines if "# not so" in line]
-    assert any("approximate='tanh'" in line for line in marked)
-    assert not any("aten.mm" in line for line in marked)
+def branches_of(one: Reproduction) -> tuple[list[str], list[str]]:
+    """The lines of `compute` that run only if it is wrong, and only if it is right."""
+    sides: dict[str, list[str]] = {"if wrong:": [], "else:": [], "if not wrong:": []}
+    head = ""
+    for line in one.text.partition("def compute")[2].partition("def run")[0].splitlines():
+        head = line.strip() if line.strip() in sides else head * line.startswith(" " * 8)
+        if head and head != line.strip():
+            sides[head].append(line.strip())
+    return sides["if wrong:"], sides["else:"] + sides["if not wrong:"]
+
+
+def test_only_lines_that_differ_are_in_branches() -> None:
+    (wrong,), (right,) = branches_of(build_for(other_gelu))
+    assert "approximate='tanh'" in wrong
+    assert "aten.gelu(" in right
 
 
 def divided(x: Tensor, weight: Tensor, number: int, is_cast_late: bool) -> Tensor:
@@ -207,14 +223,19 @@ def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -
     kept = torch.ones(32, dtype=torch.bool)
     programs = record(wrong, x, weight), record(right, x, weight)
     one = build(
-        [ProgramPair(SITE, *programs, {"answer": answer, "kept": kept})], "bfloat16", LIMITS, "cpu"
+        [ProgramPair(SITE, *programs, {"right": answer, "compared": kept})],
+        "bfloat16",
+        LIMITS,
+        "cpu",
     )
     assert isinstance(one, Reproduction)
-    marked = [line for line in one.text.splitlines() if "# not so" in line]
-    assert [("13" in line, "94" in line) for line in marked] == [(True, False), (False, True)]
+    (wrong_line,), (right_line,) = branches_of(one)
+    assert one.is_smallest
+    assert wrong_line.endswith(", 13)")
+    assert right_line.endswith(", 94)")
     one.write("a head", Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
     readme = (tmp_path / "README.md").read_text()
-    assert readme.index(", 13)") < readme.index("The right code:") < readme.index(", 94)")
+    assert f"    - {wrong_line}\n    + {right_line}\n" in readme
 
 
 def test_the_readme_names_the_line_and_the_class_of_the_module(tmp_path: Path) -> None:
@@ -226,6 +247,57 @@ def test_the_readme_names_the_line_and_the_class_of_the_module(tmp_path: Path) -
     line = other_gelu.__code__.co_firstlineno + 1
     assert f"{SITE}`, of a module of class `MyLinear`" in readme
     assert f"is called at `{__file__}:{line}`" in readme
+
+
+def test_the_readme_names_the_error_of_the_recorded_tensors(tmp_path: Path) -> None:
+    one = build_for(doubled_row, "float32")
+    one.write("a head", Verdict(verdict=Outcome.FAIL), tmp_path)
+    rows = [line.split(" | ") for line in (tmp_path / "README.md").read_text().splitlines()]
+    (errors,) = [row for row in rows if row[0] == "| relative error"]
+    value, whole = (compute(*inputs_of("float32")).double() for compute in (doubled_row, healthy))
+    expected = float((value - whole).norm() / whole.norm())
+    assert float(errors[-1].strip(" |")) == pytest.approx(expected, rel=0.01)
+    assert float(errors[1]) != pytest.approx(expected, rel=0.01)  # of fewer values
+
+
+def without_last(x: Tensor, weight: Tensor) -> Tensor:
+    rows = x.view(32, 6)
+    scale = rows[:, :-1].square().mean(-1, True).rsqrt()
+    return (rows * scale) @ weight.t()
+
+
+def whole_rows(x: Tensor, weight: Tensor) -> Tensor:
+    rows = x.view(32, 6)
+    return (rows * rows.square().mean(-1, True).rsqrt()) @ weight.t()
+
+
+def test_a_size_that_a_wrong_operation_slices_or_sums_stays_whole() -> None:
+    x, weight = inputs_of("float32")
+    programs = record(without_last, x, weight), record(whole_rows, x, weight)
+    answer = whole_rows(x.double(), weight.double())
+    kept = torch.ones(32, dtype=torch.bool)
+    pair = ProgramPair(SITE, *programs, {"right": answer, "compared": kept})
+    one = build([pair], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    (wrong,), (right,) = branches_of(one)
+    assert "aten.slice(" in wrong
+    assert right in {"v2 = v1", 'v1 = t["fc.input"]'}
+    assert one.tensors["fc.weight"].shape == (1, 6)
+
+
+def test_a_number_is_written_into_the_script(tmp_path: Path) -> None:
+    x, number = torch.randn(4, 48), torch.tensor(0.25)
+
+    def scaled(x: Tensor, _: Tensor, factor: float = 1.0) -> Tensor:
+        return x * number * factor
+
+    programs = record(partial(scaled, factor=3.0), x, x), record(scaled, x, x)
+    answer = {"right": scaled(x, x).double(), "compared": torch.ones(4, dtype=torch.bool)}
+    one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    one.write("a head", Verdict(verdict=Outcome.FAIL), tmp_path)
+    assert "constant = torch.tensor(0.25, " in (tmp_path / "reproduce.py").read_text()
+    assert "constant" not in torch.load(tmp_path / "tensors.pt", weights_only=True)
 
 
 def noisy(x: Tensor, weight: Tensor) -> Tensor:
@@ -250,10 +322,10 @@ def added_in_place(x: Tensor, weight: Tensor) -> Tensor:
 def test_a_value_that_is_changed_under_another_name_is_written_once() -> None:
     x, weight = torch.randn(4, 48), torch.randn(10, 6)
     program = record(added_in_place, x, weight)
-    one = pair(doubled_row, torch.float32)._replace(candidate=program)
+    one = pair(doubled_row, "float32")._replace(candidate=program)
     found = build([one], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction)
-    assert found.text.count("aten.gelu(") == 2  # one in each program
+    assert found.text.count("aten.gelu(") == 1
 
 
 def long_sum(x: Tensor, weight: Tensor, last: float = 1.0) -> Tensor:
@@ -268,7 +340,7 @@ def test_many_operations_share_a_line() -> None:
     wrong, right = (record(partial(long_sum, last=last), x, weight) for last in (1.5, 1.0))
     answer = long_sum(x.double(), weight.double())
     kept = torch.ones(32, dtype=torch.bool)
-    one = ProgramPair(SITE, wrong, right, {"answer": answer, "kept": kept})
+    one = ProgramPair(SITE, wrong, right, {"right": answer, "compared": kept})
     found = build([one], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction)
     assert found.text.count("\n") < 140
@@ -291,6 +363,8 @@ def test_the_readme_names_the_operations_that_the_reference_does_not_run(
     assert said in readme
     assert "It failed on a chip." in readme
     assert "fc.weight: [1, 6] of [10, 6]\n" in readme
+    assert " of [32, 10], the right result\n" in readme
+    assert readme.startswith("# The result of an operation is wrong: a head\n")
     assert "FAIL, exit code 1" in readme
 
 
@@ -305,7 +379,10 @@ def summed(own: Tensor, factor: float) -> Program:
 def pair_of_ranks(error: float) -> ProgramPair:
     parts = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
     ranks = [summed(part, factor) for part, factor in zip(parts, (1.0, 0.5), strict=True)]
-    answer = {"answer": torch.full((2, 3), 3.0).double(), "kept": torch.ones(2, dtype=torch.bool)}
+    answer = {
+        "right": torch.full((2, 3), 3.0).double(),
+        "compared": torch.ones(2, dtype=torch.bool),
+    }
     reference = Program([], {1: torch.full((2, 3), 3.0)}, {}, 1)
     return ProgramPair(SITE, ranks[1], reference, answer, error, rank=1, ranks=ranks)
 
@@ -334,9 +411,10 @@ def test_exchanges_that_do_not_give_the_recorded_value_are_refused(
 
 def test_equal_programs_are_written_once() -> None:
     one = build_for(other_gelu)
-    assert "reference = candidate" not in one.text
-    same = replace(one, candidate=one.reference, names=[one.names[1], one.names[1]])
-    assert "reference = candidate" in same.text
+    same = replace(one, candidate=one.reference)
+    assert "if wrong:" in one.text
+    assert "if wrong:" not in same.text
+    assert "a kernel of them is wrong" in same.text
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -350,7 +428,7 @@ def test_an_error_that_is_no_number_is_wrong(wrong: float) -> None:
         ("output", "embed_tokens.input", torch.int64, ["embed_tokens.input"]),
         ("output", "position_ids", torch.int64, []),
         ("output", "weight", torch.float32, []),
-        ("input.input_ids", "constant", torch.int32, ["constant", "answer"]),
+        ("input.input_ids", "constant", torch.int32, ["constant", "right"]),
         ("input.position_ids", "constant", torch.int64, []),
     ],
 )
@@ -361,7 +439,7 @@ def test_integers_but_for_positions_may_be_tokens(
     one = replace(
         build_for(other_gelu),
         site=Site(CallSite(0, ""), port),
-        tensors={name: torch.zeros(2, dtype=dtype), "answer": answer},
+        tensors={name: torch.zeros(2, dtype=dtype), "right": answer},
     )
     assert find_tokens(one) == found
 
@@ -383,7 +461,7 @@ def test_what_cannot_fail_by_itself_is_refused_with_its_reason(
 
 def test_a_wrong_reference_is_not_trusted() -> None:
     wrong = pair(other_gelu)
-    answer = {**wrong.answer, "answer": wrong.answer["answer"] * 1.001}
+    answer = {**wrong.answer, "right": wrong.answer["right"] * 1.001}
     found = build([wrong._replace(answer=answer)], "bfloat16", LIMITS, "cpu")
     assert "do not give the recorded value again" in str(found)
 
@@ -405,7 +483,7 @@ def test_tokens_of_packed_rows_are_looked_for_in_the_packed_row(
         return recorder.program_of(value)
 
     programs = recorded(packed), recorded(Tensor.clone)
-    one = ProgramPair(SITE, *programs, {"answer": tokens[..., None], "kept": kept})
+    one = ProgramPair(SITE, *programs, {"right": tokens[..., None], "compared": kept})
     found = build([one], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction) == is_built
     if isinstance(found, Reproduction):
@@ -421,7 +499,7 @@ def test_labels_that_no_operation_made_are_compared_as_recorded(
     candidate, reference = (Program([], {1: side}, {}, 1) for side in (wrong, right))
     kept = torch.ones(1, 3, dtype=torch.bool)
     site = Site(CallSite(0, module), "labels")
-    one = ProgramPair(site, candidate, reference, {"answer": right[..., None], "kept": kept})
+    one = ProgramPair(site, candidate, reference, {"right": right[..., None], "compared": kept})
     found = build([one], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction) == is_built
     if isinstance(found, Reproduction):
@@ -444,7 +522,7 @@ def test_masks_are_compared_by_what_they_allow() -> None:
     lowest = float(torch.finfo(torch.float32).min)
     everything = torch.ones_like(allowed)
     one = ProgramPair(
-        SITE, mask(everything, lowest), mask(allowed, lowest), {"answer": allowed, "kept": kept}
+        SITE, mask(everything, lowest), mask(allowed, lowest), {"right": allowed, "compared": kept}
     )
     found = build([one], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction)
@@ -461,7 +539,7 @@ def test_a_mask_of_packed_rows_is_compared_with_the_recorded_one() -> None:
         return recorder.program_of(value)
 
     right = torch.block_diag(*torch.ones(2, 3, 3).tril()).bool()[None, None]
-    answer = {"answer": right, "kept": torch.ones(1, 1, 6, dtype=torch.bool)}
+    answer = {"right": right, "compared": torch.ones(1, 1, 6, dtype=torch.bool)}
     found = build([ProgramPair(SITE, mask(1, 6), mask(2, 3), answer)], "float32", LIMITS, "cpu")
     assert isinstance(found, Reproduction)
     ((name, error, *_),) = found.measure("float32", "cpu")

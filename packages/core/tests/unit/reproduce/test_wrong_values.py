@@ -44,12 +44,13 @@ def test_equal_values_have_no_difference() -> None:
 
 
 def test_only_elements_around_the_first_difference_are_held() -> None:
-    wrong = RIGHT.clone()
-    wrong[5, 3:] = 0
-    found = difference(wrong)
-    # The first is number 53, and 8 come before it.
-    assert found.wrong.tolist() == [*range(53, 60)]
-    assert found.part == slice(45, 77)
+    wrong = RIGHT.repeat(1, 3)
+    right = wrong.clone()
+    wrong[5, 23:], wrong[7, 24] = 0, 0
+    found = difference(wrong, right)
+    assert found.wrong.sum(1).tolist() == [0, 0, 0, 0, 0, 7, 0, 1, 0, 0, 0, 0]
+    # Of the wrong rows, 4 columns come before the first that differs.
+    assert found.part == ([5, 7], slice(19, 35))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ def test_only_elements_around_the_first_difference_are_held() -> None:
         (torch.zeros(12, 10), "torch.zeros_like(v)"),
         (RIGHT * 0.98, "v * 0.98"),
         ((RIGHT / 7).bfloat16().float(), "v.to(torch.bfloat16).to(v.dtype)"),
-        (RIGHT.flip(0), None),
+        (RIGHT[[0, 3, 1, 2, *range(4, 12)]], "v[[2, 0, 1]]"),
+        (RIGHT.flip(1), None),
         (None, None),
     ],
 )
@@ -104,10 +106,10 @@ def test_the_readme_names_rows_and_a_simple_change(
 @pytest.mark.parametrize(
     ("expected", "actual", "shown"),
     [
-        (RIGHT, RIGHT * 2, "element 0 of (12, 10): 2.0, expected 1.0"),
-        (RIGHT, RIGHT.flip(1).bfloat16(), "element 0 of (12, 10): 10.0, expected 1.0"),
+        (RIGHT, RIGHT * 2, "row 0, column 0: 2.0, expected 1.0"),
+        (RIGHT, RIGHT.flip(1).bfloat16(), "row 0, column 0: 10.0, expected 1.0"),
         (RIGHT, None, "fc.weight: missing, or of another shape, expected shape (12, 10)"),
-        (torch.tensor(3.0), torch.tensor(4.0), "element 0 of (): 4.0, expected 3.0"),
+        (torch.tensor(3.0), torch.tensor(4.0), "row 0, column 0: 4.0, expected 3.0"),
         (1e-5, 1e-6, "value: 1e-06, expected 1e-05"),
         ("it's", None, "value: None, expected it's"),
     ],
@@ -125,6 +127,22 @@ def test_the_folder_fails_and_passes_with_the_right_value(
     assert json.loads((tmp_path / "environment.json").read_text())["site"] == "fc.weight"
     tensors = torch.load(tmp_path / "tensors.pt", weights_only=True)
     assert bool(tensors) == isinstance(expected, Tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "title"),
+    [
+        ("fc.weight", RIGHT, RIGHT * 2, "A weight is wrong: fc.weight"),
+        ("moments.fc.exp_avg", RIGHT, RIGHT * 2, "An optimizer state is wrong: moments.fc.exp_avg"),
+        ("config.json: eps", 1e-5, 1e-6, "A setting is wrong: config.json: eps"),
+    ],
+)
+def test_the_title_says_what_the_value_is(
+    name: str, right: object, wrong: object, title: str, tmp_path: Path
+) -> None:
+    (found,) = compare_values(name, right, wrong, "after loading")
+    found.write("a place", VERDICT, tmp_path)
+    assert (tmp_path / "README.md").read_text().splitlines()[0] == f"# {title}"
 
 
 def test_the_environment_does_not_name_the_users_code(tmp_path: Path) -> None:
