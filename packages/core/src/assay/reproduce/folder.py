@@ -5,9 +5,10 @@ in all arguments that are sizes. What is wrong after that is refused: an error o
 fails, a candidate that passes or has another shape.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations, islice, takewhile
 from math import isclose
 from typing import Any
 
@@ -35,10 +36,10 @@ _SAME = 1e-5
 
 # The folder may have this many bytes before it loses sizes that a differing operation slices or reduces.
 _MOST_BYTES = 2**20
-# Changes of operations that are tried.
-_MOST_EDITS = 300
-# A change keeps this much of the error, in units of the noise that the changed operations have; of at most so much.
-_AS_CLEAR, _LARGEST = 0.9, 1e3
+# Changes of operations that are tried, and for how long: each runs on the recorded tensors.
+_MOST_EDITS, _MOST_SECONDS = 300, 60.0
+# Times the limit: with the noise of the changed operations, the error is as large as before, or as clear as this.
+_AS_CLEAR, _MOST_CLEAR = 0.9, 1e3
 # Errors of operations that do not run with other sizes or on other values.
 _NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
 # No program has this number.
@@ -151,12 +152,13 @@ def with_smallest_edit(one: Reproduction) -> Reproduction:
     """
     edits = [] if one.ranks else [*_find_edits(one)]
     chosen = (some for count in (1, 2, 3) for some in combinations(edits, count))
-    for some in islice(chosen, _MOST_EDITS):
+    end = time.monotonic() + _MOST_SECONDS
+    for some in takewhile(lambda _: time.monotonic() < end, islice(chosen, _MOST_EDITS)):
         made = replace(one, reference=_edit(one.candidate, dict(some)), is_smallest=True)
         try:
             wide = "float64" if one.kind == "values" else one.dtype
             is_right = made.measure(wide, "cpu", "reference")[0][1] <= _SAME
-            if is_right and reproduces(made, _AS_CLEAR * min(one.severity, _LARGEST)):
+            if is_right and reproduces(made, _AS_CLEAR * min(one.severity, _MOST_CLEAR)):
                 read = {made.names.get(number) for number in reads(made.candidate, made.reference)}
                 read |= {"right", "compared"}
                 return replace(made, tensors={k: v for k, v in made.tensors.items() if k in read})

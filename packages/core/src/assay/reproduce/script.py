@@ -438,8 +438,8 @@ def says(step: Step) -> tuple[str, str]:
 
 def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:
     """Return the number in `own` of each step of `other` that stands for the same operation in the same order."""
-    names = [[step.operation for step in steps] for steps in (own, other)]
-    blocks = difflib.SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+    names, others = ([step.operation for step in steps] for steps in (own, other))
+    blocks = difflib.SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
     return {block.b + k: block.a + k for block in blocks for k in range(block.size)}
 
 
