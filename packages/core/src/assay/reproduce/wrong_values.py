@@ -122,7 +122,8 @@ class WrongValue:
         fields = vars(self) | {"headline": headline, "place": place, "mistake": None, "change": ""}
         if self.dtype is not None:
             is_whole = self.expected.shape == self.actual.shape
-            actual = self._cut(self.actual) if is_whole else self.actual[:0]
+            # Compared in `dtype`, in which a rounded value may be stored in fewer bits.
+            actual = self._cut(self.actual).to(self.dtype) if is_whole else self.actual[:0]
             tensors = {"right": self._cut(self.expected), "actual": actual}
             rows, columns = self.part
             fields |= {

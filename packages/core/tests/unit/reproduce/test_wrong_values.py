@@ -145,6 +145,16 @@ def test_the_title_says_what_the_value_is(
     assert (tmp_path / "README.md").read_text().splitlines()[0] == f"# {title}"
 
 
+def test_a_value_that_is_held_in_another_dtype_is_compared_in_the_right_one(
+    tmp_path: Path, run: Run
+) -> None:
+    actual = RIGHT.flip(1).bfloat16()
+    (found,) = compare_values("fc.weight", RIGHT, actual, "after loading", torch.float32)
+    script = found.write("a place", VERDICT, tmp_path)
+    assert run(script)[0] == 1
+    assert run(script, "--reference") == (0, ["PASS"])
+
+
 def test_the_environment_does_not_name_the_users_code(tmp_path: Path) -> None:
     verdict = Verdict(
         verdict=Outcome.FAIL,
