@@ -1,18 +1,20 @@
 """Find the images, videos or sounds that a model takes, alone or inside a text, and its other limits."""
 
 import inspect
+import linecache
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from assay.errors import UsageError
+from assay.errors import AssayError, UsageError
 from assay.inputs import (
     LONG_LENGTH,
     Batch,
@@ -21,9 +23,10 @@ from assay.inputs import (
     ModelLimits,
     Prompt,
     PromptLine,
-    draw_media,
+    document_arguments,
     insert_media,
     join_media,
+    likely_tensors,
     limits_of,
 )
 from assay.models import LoadedModel
@@ -106,49 +109,175 @@ def find_input_limits(
     run: tries the images of texts on the model.
     """
     limits = limits_of(loaded)
+    if next(loaded.model.parameters()).is_meta:  # generation reads values
+        run = _call
     if loaded.media_input:
-        media = find_media(loaded)
         ends = (id_ for id_ in loaded.eos_token_ids if id_ < loaded.vocab_size)
-        return replace(
+        limits = replace(
             limits,
-            media=media,
             has_tokens=loaded.reads_tokens,
             end_token_id=next(ends, None) if loaded.reads_tokens else None,
         )
+        return replace(limits, media=_find_media(loaded, limits, run))
     if loaded.media_token_id is not None:
         return _with_images(loaded, limits, loaded.media_token_id, processing, run)
     return limits
 
 
 @torch.no_grad()
-def find_media(loaded: LoadedModel) -> tuple[Media, ...]:
-    """Return an image, video or sound of a shape that the model takes, with the mask of patches that it names.
+def _find_media(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> tuple[Media, ...]:
+    """Return an image, video or sound of a shape that the model takes, with the other tensors that it needs.
 
     All likely ones are tried on the model. Raises: UsageError if it takes none of them.
     """
-    model: Any = loaded.model
-    parameter = next(model.parameters())
     error: Exception | None = None
-    for media in _likely_media(loaded.media_input, model):
-        inputs = on_model(join_media([media]), parameter)
-        ids = torch.tensor([loaded.decoder_start or (1, 2, 3)], device=parameter.device)
-        if loaded.decoder_start:
-            inputs["decoder_input_ids"] = ids
-        elif loaded.reads_tokens:
-            inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for media in _likely_media(loaded):
         try:
-            model(**inputs)
+            return _complete(loaded, replace(limits, media=media), run).media
         except Exception as raised:  # noqa: BLE001 - model code raises anything
-            error = error or raised
+            error = raised if error is None or _is_final(raised) else error
+    reason = f": {first_line(error.__cause__ or error)}" if error is not None else ""
+    name = type(loaded.model).__name__
+    raise UsageError(
+        f"{name} takes {loaded.media_input} of a shape that is not known{reason}"
+    ) from error
+
+
+def _try(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> None:
+    """Run the model on a short text with its media, next to one without images. Raises: what the model raises."""
+    special = {loaded.pad_token_id, *limits.placeholders}
+    token = next((id_ for id_ in range(loaded.vocab_size) if id_ not in special), 0)
+    rows = ((token,) * 4, (token,) * 3)[: 2 if limits.images else 1]
+    batch = Batch(
+        0,
+        rows if limits.has_tokens else ((),),
+        (*range(len(rows)),),
+        loaded.pad_token_id,
+        2 if loaded.can_generate else 0,
+        decoder_start=loaded.decoder_start,
+    )
+    run(loaded, insert_media(batch, limits, 0, ((0.0, 0.7), ())[: len(rows)]))
+
+
+# Calls of a model in search of what it lacks, and tensors that it gets in all.
+_MOST_CALLS, _MOST_TENSORS = 60, 8
+
+
+def _complete(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> ModelLimits:
+    """Return the limits with the documented tensors that the model lacks. Raises: what it raises without them."""
+    calls_left = iter(range(_MOST_CALLS))
+
+    def extend(given: tuple[Media, ...]) -> tuple[Media, ...] | Exception:
+        try:
+            _try(loaded, replace(limits, media=given), run)
+        except Exception as raised:
+            if _is_final(raised):
+                raise
+            error = raised
         else:
-            return media
-    reason = f": {first_line(error)}" if error is not None else ""
-    name = type(model).__name__
-    raise UsageError(f"{name} takes {loaded.media_input} of a shape that is not known{reason}")
+            return given
+        for more in _extensions(loaded, given, error.__cause__ or error):
+            if next(calls_left, None) is None:
+                break
+            found = extend(more)
+            if not isinstance(found, Exception):
+                return found
+        return error
+
+    found = extend(limits.media)
+    if isinstance(found, Exception):
+        raise found
+    added = found[len(limits.media) :]
+    for one in added:  # such as a mask named next to the ids that it belongs to
+        fewer = tuple(other for other in found if other is not one)
+        with suppress(Exception):
+            _try(loaded, replace(limits, media=fewer), run)
+            found = fewer
+    return replace(limits, media=found)
 
 
-def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
-    """Yield the tensors of one row of the argument `name`."""
+def _is_final(error: Exception) -> bool:
+    """Return True if the model lacks nothing: it counts the tokens of an image, or assay refuses its output."""
+    is_refusal = isinstance(error, AssayError) and error.__cause__ is None
+    return is_refusal or _NUM_FEATURES.search(str(error.__cause__ or error)) is not None
+
+
+def _extensions(
+    loaded: LoadedModel, given: tuple[Media, ...], error: BaseException
+) -> Iterator[tuple[Media, ...]]:
+    """Yield the tensors with the last one in another size, or with one more, as an exception asks for."""
+    if given:
+        yield from ((*given[:-1], one) for one in _resized(given[-1], error))
+    documented = document_arguments(loaded.model.forward)
+    names = {one.name for one in given}
+    for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
+        if name not in names:
+            for one in _likely_values(loaded, name, documented):
+                yield *given, one
+            if name.endswith("mask") and given:  # of a sound
+                for length in given[0].shape[1:]:
+                    yield *given, Media(name, (1, length), numbers=(1,))
+                    yield *given, Media.of_tensor(name, torch.ones(1, length, dtype=torch.bool))
+
+
+def _likely_values(
+    loaded: LoadedModel, name: str, documented: Mapping[str, tuple[str, str]]
+) -> Iterator[Media]:
+    read = _Settings(loaded.model).read
+    yield from likely_tensors(name, documented, read, of_tokens=loaded.reads_tokens)
+
+
+def _list_lacking(error: BaseException, documented: Collection[str]) -> list[str]:
+    """List the arguments that an exception's message names, then those that are None where it passed, the innermost first.
+
+    Masks come last: the code makes them from the tensors that they belong to.
+    """
+    named = [re.findall(r"\w+", str(error))]
+    passed, step = [], error.__traceback__
+    while step is not None:
+        frame, code = step.tb_frame, step.tb_frame.f_code
+        start, end, *_ = next(islice(code.co_positions(), step.tb_lasti // 2, None))
+        lines = linecache.getlines(code.co_filename)[(start or 1) - 1 : end]
+        words = re.findall(r"\w+", "".join(lines))
+        passed.append([one for one in words if frame.f_locals.get(one, 0) is None])
+        step = step.tb_next
+    found = dict.fromkeys(one for one in chain(*named, *reversed(passed)) if one in documented)
+    return sorted(found, key=lambda one: "mask" in one)
+
+
+# Messages of torch and transformers about a tensor of another width, number of channels, or height and width.
+_OTHER_WIDTHS = (
+    re.compile(r"cannot be multiplied \(\d+x(?P<actual>\d+) and (?P<expected>\d+)x"),
+    re.compile(r"normalized_shape=\[(?P<expected>\d+)\].* size ?\[.*?(?P<actual>\d+)\]"),
+    re.compile(r"to have (?P<expected>\d+) channels, but got (?P<actual>\d+)"),
+)
+_OTHER_SIZE = re.compile(r"\(\d+\*\d+\) doesn't match model \((\d+)\*(\d+)\)")
+
+
+def _resized(media: Media, error: BaseException) -> Iterator[Media]:
+    """Yield the tensor in the size that an exception's message asks for."""
+    shape, message = media.shape, str(error)
+    if size := _OTHER_SIZE.search(message):
+        yield replace(media, shape=(*shape[:-2], *map(int, size.groups())))
+    for width in filter(None, (one.search(message) for one in _OTHER_WIDTHS)):
+        expected, actual = int(width["expected"]), int(width["actual"])
+        if actual in shape[1:]:
+            found = tuple(expected if one == actual else one for one in shape[1:])
+        else:  # the code takes some columns away
+            found = (*shape[1:-1], shape[-1] + expected - actual)
+        if media.numbers is None and min(found) > 0:
+            yield replace(media, shape=(shape[0], *found))
+
+
+def _likely_media(loaded: LoadedModel) -> Iterator[tuple[Media, ...]]:
+    """Yield the tensors of one row of the model's argument for images or sounds."""
+    name, model = loaded.media_input, loaded.model
     arguments = inspect.signature(model.forward).parameters
     read = _Settings(model).read
     for sizes in _packed_images(name, read, arguments):
@@ -162,6 +291,10 @@ def _likely_media(name: str, model: nn.Module) -> Iterator[tuple[Media, ...]]:
         yield (media,)
     for sizes in _likely_images(read, arguments):
         yield sizes[0]
+    documented = document_arguments(model.forward)
+    if name in documented:
+        for one in _likely_values(loaded, name, documented):
+            yield (one,)
 
 
 def _make_series(
@@ -230,73 +363,46 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
 def with_additions(
     loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
 ) -> ModelLimits:
-    """Add the tensors that the model needs in addition to token ids, or that make more of its modules run.
+    """Add the tensors that the model needs in addition to its other inputs, or that make more of its modules run.
 
-    A model on the meta device gets none. run: calls the model with a batch.
+    A model on the meta device gets none.
+    run: calls the model with a batch. Raises: what the model raises without what it needs.
     """
     model: Any = loaded.model
-    arguments = inspect.signature(model.forward).parameters
-    known = [
-        one
-        for one in _likely_additions(_Settings(model).read)
-        if all(media.name in arguments and None not in media.shape for media in one)
-    ]
-    if next(model.parameters()).is_meta or not known:
+    if next(model.parameters()).is_meta:
         return limits
-    plain = _list_called(loaded, limits, run, ())
-    called = [_list_called(loaded, limits, run, one) for one in known]
-    if not plain:
-        needed = next((one for one, names in zip(known, called, strict=True) if names), ())
-        return replace(limits, media=needed)
-    found = (one for one, names in zip(known, called, strict=True) if names - plain)
-    added = tuple(chain.from_iterable(found))
+    limits = _complete(loaded, limits, run)
+    idle = {name for name, one in model.named_modules() if [*one.parameters(recurse=False)]}
+    idle -= {"", *_list_called(loaded, limits, run)}
+    documented = document_arguments(model.forward)
+    needed, media = limits.media, limits.media
+    for name in documented:
+        if not idle or name in {one.name for one in media}:
+            continue
+        for one in _likely_values(loaded, name, documented):
+            with suppress(Exception):  # code of the model
+                found = _complete(loaded, replace(limits, media=(*media, one)), run)
+                if called := idle & _list_called(loaded, found, run):
+                    idle -= called
+                    media = found.media
+                break
     # Further outputs, such as scores of entities, have to come with every batch.
-    return replace(limits, optional=added) if loaded.can_generate else replace(limits, media=added)
-
-
-def _likely_additions(read: Callable[..., Any]) -> Iterator[tuple[Media, ...]]:
-    """Yield tensors that belong to one text: states of an encoder, regions of an image, places on a page."""
-    width = read("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size")
-    yield (Media("encoder_hidden_states", (1, 6, width)),)
-    yield (Media("visual_embeds", (1, 4, read("visual_embedding_dim"))),)
-    yield (
-        Media("visual_feats", (1, 4, read("visual_feat_dim"))),
-        Media("visual_pos", (1, 4, read("visual_pos_dim"))),
-    )
-    yield (Media("bbox", (1, 4), layout="token"),)
-    mentions = Media("entity_position_ids", (1, 2, 2), numbers=(0, 1, 2, -1))
-    yield Media("entity_ids", (1, 2), numbers=(1, 2)), mentions
-    # The first token of a text attends to all others.
-    yield (Media("global_attention_mask", (1,), numbers=(1,), layout="token"),)
+    if loaded.can_generate and not needed:
+        return replace(limits, optional=media)
+    return replace(limits, media=media)
 
 
 def _list_called(
-    loaded: LoadedModel,
-    limits: ModelLimits,
-    run: Callable[[LoadedModel, Batch], object],
-    media: tuple[Media, ...],
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
 ) -> set[str]:
-    """Return the modules that run with these tensors next to a text; none if the model raises."""
-    token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
-    row = (token,) * 4
-    batch = Batch(
-        0,
-        (row,),
-        (0,),
-        loaded.pad_token_id,
-        2 if loaded.can_generate else 0,
-        media=draw_media(media, 0, (0,), (row,)),
-        decoder_start=limits.decoder_start,
-    )
+    """Return the modules that run with the media of `limits`."""
     called: set[str] = set()
     hooks = [
         module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
         for name, module in loaded.model.named_modules()
     ]
     try:
-        run(loaded, batch)
-    except Exception:  # noqa: BLE001 - code of the model
-        return set()
+        _try(loaded, limits, run)
     finally:
         for hook in hooks:
             hook.remove()
@@ -360,7 +466,7 @@ def _with_images(
         for form in (_BEGIN, _END)
     ]
     ways: list[Callable[[], Iterator[InsertedMedia]]] = [
-        partial(_sized_images, model, sizes, placeholder)
+        partial(_sized_images, sizes, partial(_count_tokens, loaded, limits, run), placeholder)
         for sizes in _likely_images(_Settings(model).read, arguments)
     ]
     if isinstance(processing, ImageProcessing):
@@ -370,11 +476,11 @@ def _with_images(
         try:
             images = tuple(_surrounded(image, *around) for image in make())
             found = replace(limits, images=images)
-            _try_images(loaded, found, run)
+            if not images:
+                raise ValueError("no size of an image is known")  # noqa: TRY301 - as those of the model
+            return _complete(loaded, found, run)
         except Exception as raised:  # noqa: BLE001 - code of models and processors raises anything
             error = error or raised.__cause__ or raised
-        else:
-            return found
     reason = "" if error is None else f": {first_line(error)}"
     name = type(model).__name__
     return replace(limits, no_media=f"{name} takes them in a form that is not known{reason}")
@@ -422,14 +528,16 @@ def _processed_images(
 
 
 def _sized_images(
-    model: nn.Module, sizes: Sequence[tuple[Media, ...]], placeholder: int
+    sizes: Sequence[tuple[Media, ...]],
+    count_tokens: Callable[[tuple[Media, ...]], int],
+    placeholder: int,
 ) -> Iterator[InsertedMedia]:
     """Yield images of those sizes that the model takes. Raises: what its tower raises if it takes none."""
     error: Exception | None = None
     num_found = 0
     for tensors in sizes:
         try:
-            num_tokens = _count_tokens(model, tensors, placeholder)
+            num_tokens = count_tokens(tensors)
         except Exception as raised:  # noqa: BLE001 - model code raises anything
             error = error or raised
         else:
@@ -443,48 +551,33 @@ def _sized_images(
 _NUM_FEATURES = re.compile(r"features: (\d+)")
 
 
-def _count_tokens(model: Any, tensors: Sequence[Media], placeholder: int) -> int:  # noqa: ANN401 - as `_Settings`
+def _count_tokens(
+    loaded: LoadedModel,
+    limits: ModelLimits,
+    run: Callable[[LoadedModel, Batch], object],
+    tensors: tuple[Media, ...],
+) -> int:
     """Return the number of tokens that an image or sound takes: its features, or 1 for a model that tells none."""
+    model: Any = loaded.model
     owners = (getattr(model, "model", None), model)  # the outer one may not name its arguments
     kind = "audio" if tensors[0].name == _SOUND else "image"
     functions = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
     function = next((one for one in functions if one is not None), None)
-    parameter = next(model.parameters())
-    inputs = on_model(join_media([tensors]), parameter)
+    inputs = on_model(join_media([tensors]), next(model.parameters()))
     known = inspect.signature(function).parameters if function is not None else {}
-    if function is None or "input_ids" in known:
-        ids = torch.tensor([[0, placeholder, placeholder, 0]], device=parameter.device)
+    needed = {name for name, one in known.items() if one.default is inspect.Parameter.empty}
+    if function is None or "input_ids" in known or needed - {*inputs, "kwargs"}:
+        images = (InsertedMedia(tensors, limits.placeholders),)
         try:
-            model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+            _complete(loaded, replace(limits, images=images), run)
         except Exception as error:  # noqa: BLE001 - code of the model
-            named = _NUM_FEATURES.search(str(error))
-            return int(named[1]) if named is not None else 1
+            named = _NUM_FEATURES.search(str(error.__cause__ or error))
+            return int(named[1]) // 2 if named is not None else 1  # the trial has two images
         return 1
     result = function(**{name: value for name, value in inputs.items() if name in known})
     features = getattr(result, "pooler_output", result)
     parts = features if isinstance(features, list | tuple) else [features]
     return sum(part.shape[:-1].numel() for part in parts)
-
-
-def _try_images(
-    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
-) -> None:
-    """Run the model on a text with two images next to one without. Raises: what the model raises."""
-    if not limits.images:
-        raise ValueError("no size of an image is known")
-    special = {loaded.pad_token_id, *limits.placeholders}
-    token = next(id_ for id_ in range(loaded.vocab_size) if id_ not in special)
-    rows = ((token,) * 4, (token,) * 3)
-    batch = Batch(
-        0,
-        rows,
-        (0, 1),
-        loaded.pad_token_id,
-        2,
-        decoder_start=limits.decoder_start,
-    )
-    batch = insert_media(batch, limits, 0, ((0.0, 0.7), ()))
-    run(loaded, batch)
 
 
 _SOUND = "input_features"
@@ -570,7 +663,7 @@ def _likely_images(
 ) -> Iterator[list[tuple[Media, ...]]]:
     """Yield the tensors of one image, for several sizes, in each form that a model may take."""
     if "pixel_values" not in arguments:
-        yield from _likely_sounds(read, arguments)
+        yield from _likely_sounds(read, arguments) if _SOUND in arguments else ()
         return
     packed = [*_packed_images("pixel_values", read, arguments)]
     if packed:

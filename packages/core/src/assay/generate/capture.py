@@ -113,8 +113,8 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
                 spec.model, device, precision, dtype, spec.remote_code, run.widening
             )
             if plan is None or identity is None:
-                identity = identify(yardstick)
                 plan = plan_inputs(run.inputs, yardstick)
+                identity = identify(yardstick, plan)
                 notes = [*plan.notes, *yardstick.notes]
                 given_up = spec.inputs.max_new_tokens - run.inputs.max_new_tokens
                 if given_up:
@@ -155,8 +155,8 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
     return manifest
 
 
-def identify(loaded: LoadedModel) -> ModelIdentity:
-    """Return the content hashes and sizes that identify the model."""
+def identify(loaded: LoadedModel, plan: InputPlan) -> ModelIdentity:
+    """Return the content hashes and sizes that identify the model, and whether it generates in this plan."""
     return ModelIdentity(
         name=loaded.source.reference,
         architecture=type(loaded.model).__name__,
@@ -166,7 +166,7 @@ def identify(loaded: LoadedModel) -> ModelIdentity:
         vocab_size=loaded.vocab_size,
         num_parameters=sum(p.numel() for p in loaded.model.parameters()),
         max_positions=loaded.max_positions,
-        can_generate=loaded.can_generate,
+        can_generate=plan.generates,
     )
 
 
@@ -250,7 +250,7 @@ class _Capture:
         with self.progress.task("generating", self.num_tokens, "tokens"):
             self._generate(side, watch)
         with self.progress.task("computing scores", len(self.works), "batches"):
-            if side.loaded.can_generate:
+            if self.plan.generates:
                 self._attach_scores(side)
         if records:
             slots = watch.slots

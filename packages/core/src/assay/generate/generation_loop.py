@@ -4,10 +4,11 @@ Teacher forcing also uses the generation loop, so that its positions, masks and 
 """
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -137,10 +138,16 @@ def limits_of_generation(
     Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
     its name in the model's outputs. A padded text tests if a recurrent model leaves padding out.
     """
-    limits = find_input_limits(loaded, processing, generate)
+    try:
+        limits = _find_limits(loaded, processing)
+    except UsageError as error:
+        reason = error if isinstance(error, OutputError) else error.__cause__
+        if not loaded.can_generate or not _returns_no_logits(reason):
+            raise
+        loaded = replace(loaded, can_generate=False)
+        limits = replace(_find_limits(loaded, processing), only_forward=first_line(reason))
     if loaded.media_input:
         return limits
-    limits = with_additions(loaded, limits, generate)
     if loaded.decoder_start:
         return replace(limits, whole_prefill="the encoder reads it in one call")
     token = next(id_ for id_ in range(loaded.vocab_size) if id_ != loaded.pad_token_id)
@@ -157,15 +164,31 @@ def limits_of_generation(
     return limits
 
 
+# Arguments of `generate` that some models' own method does not take.
+_OURS = re.compile(r"logits_processor|output_logits|return_dict_in_generate|generation_config")
+
+
+def _returns_no_logits(error: BaseException | None) -> TypeGuard[OutputError]:
+    """Return True for an error of a `generate` that takes no processor of logits, or returns something else."""
+    return isinstance(error, OutputError) and (
+        not error.raised or _OURS.search(str(error)) is not None
+    )
+
+
+def _find_limits(loaded: LoadedModel, processing: ImageProcessing | str) -> ModelLimits:
+    limits = find_input_limits(loaded, processing, generate)
+    return with_additions(loaded, limits, generate)
+
+
 # Of RWKV and RecurrentGemma, padding changes the logits by 0.08 or more.
 _READ_PADDING = 1e-3
 
 
 def _reads_padding(loaded: LoadedModel, token: int) -> bool:
     """Return True if padding before a text changes the first output at its last token."""
-    short, long = (token,) * 2, (token,) * 6
+    short, long, generates = (token,) * 2, (token,) * 6, int(loaded.can_generate)
     texts = (
-        generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, 1))
+        generate(loaded, Batch(0, rows, (*range(len(rows)),), loaded.pad_token_id, generates))
         for rows in ((short,), (long, short))
     )
     alone, padded = (next(iter(text.outputs.values()))[-1, -1] for text in texts)
@@ -232,7 +255,7 @@ def _run(
 ) -> Generated:
     model: Any = loaded.model
     inputs = model_inputs(batch, next(model.parameters()))
-    if not loaded.can_generate:
+    if not batch.max_new_tokens:
         if loaded.chooses_answers:
             inputs = {name: value[:, None] for name, value in inputs.items()}  # one to choose
         with model_code():
@@ -295,10 +318,12 @@ def name_outputs(output: object, vocab_size: int) -> dict[str, Tensor]:
         values = output if isinstance(output, list | tuple) else [output]
         named = [(str(number), value) for number, value in enumerate(values)]
     found = _values_among(named)
-    if not found:  # such as the feature maps of a backbone
-        lists = [(name, value) for name, value in named if isinstance(value, list | tuple)]
+    if not found:  # such as the feature maps of a backbone, or the outputs of parts
         found = _values_among(
-            (f"{name}.{n}", one) for name, value in lists for n, one in enumerate(value)
+            (f"{name}.{key}", one)
+            for name, value in named
+            if isinstance(value, list | tuple | Mapping)
+            for key, one in (value.items() if isinstance(value, Mapping) else enumerate(value))
         )
     if not found:
         kinds = ", ".join(f"{name} of type {_kind_of(value)}" for name, value in named)

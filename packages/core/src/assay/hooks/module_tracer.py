@@ -505,8 +505,9 @@ class ModuleTracer:
         if positions is None:
             self._rows = found.derive_rows()
             return
-        if length == self._column + 1:
-            self._column = 0  # without a cache, all tokens so far and the new one
+        is_whole = isinstance(found.mask, torch.Tensor) and found.mask.shape[1:] == (length,)
+        if (is_whole and not found.prefix) or length == self._column + 1:
+            self._column = 0  # another text before this one, or without a cache all tokens so far
         self._rows = positions.rows(self._column, length)
         self._column += 0 if is_embedding else length
 

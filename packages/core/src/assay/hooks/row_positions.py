@@ -278,8 +278,9 @@ def _row_addresses(
     prompt = prompts_B.reshape(shape).expand(leading)
     if layout.token_dim is None or layout.token_dim >= len(leading):
         # One row per prompt: it has the position of the token if there is only one.
-        positions_BT = positions_BT if rows.length == 1 else positions_BT[:, :1] * 0
-        position = positions_BT.reshape(shape).expand(leading)
+        # An encoder of sounds has rows without tokens.
+        position = positions_BT if rows.length == 1 else torch.zeros_like(prompts_B)
+        position = position.reshape(shape).expand(leading)
         return prompt.reshape(-1), position.reshape(-1)
     shape[layout.token_dim] = positions_BT.shape[1]
     position = positions_BT.reshape(shape).expand(leading)

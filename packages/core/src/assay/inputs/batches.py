@@ -160,6 +160,8 @@ class ModelLimits:
     """Length of the shortest window of a layer; None without windows."""
     pad_token_id: int = 0
     can_generate: bool = True
+    only_forward: str = ""
+    """Why one call is made of a model whose own `generate` returns no logits; "" for other models."""
     decoder_start: tuple[int, ...] = ()
     """First ids of a decoder that reads the prompt through an encoder."""
     media: tuple[Media, ...] = ()
@@ -470,6 +472,11 @@ class InputPlan:
     prompts: tuple[Prompt, ...]
     notes: tuple[str, ...] = ()
     """Sentences about options and usual inputs that the model does not allow."""
+
+    @property
+    def generates(self) -> bool:
+        """Return True if the model generates tokens."""
+        return any(batch.max_new_tokens for batch in self.batches)
 
     @property
     def content_hash(self) -> str:

@@ -1,9 +1,11 @@
 """Plan the batches of a check from its options and the model's limits."""
 
+import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 from assay.errors import UsageError
 from assay.inputs.batches import (
@@ -108,32 +110,31 @@ def plan_batches(
             numbers,
             limits.pad_token_id,
             new_tokens,
-            media=draw_media(
-                limits.media or (limits.optional if len(batches) % 2 == 0 else ()),
-                options.seed,
-                numbers,
-                rows,
-            ),
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
-        batch = insert_media(batch, limits, options.seed, of_rows)
+        added = limits.media or (limits.optional if len(batches) % 2 == 0 else ())
+        batch = insert_media(batch, replace(limits, media=added), options.seed, of_rows)
         batches.append(_with_given(batch, members))
     if long_prompt is not None:
-        batch = _long_batch(len(batches), len(prompts), long_prompt, limits, options.seed)
+        batch = _long_batch(len(batches), len(prompts), long_prompt, limits)
         batches.append(insert_media(batch, limits, options.seed, ((),)))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]
-    if limits.optional:
-        names = " and ".join(one.name for one in limits.optional)
-        notes.append(
-            f"every second batch has {names}, without which a part of the model never runs"
-        )
-    if limits.no_media:
-        notes.append(f"no text holds an image or a sound: {limits.no_media}")
+    notes += _notes_on(limits)
     prompts = [replace(prompt, media=()) for prompt in prompts]
     return InputPlan(tuple(batches), tuple(prompts), tuple(notes))
+
+
+def _notes_on(limits: ModelLimits) -> Iterator[str]:
+    if limits.optional:
+        names = " and ".join(one.name for one in limits.optional)
+        yield f"every second batch has {names}, without which a part of the model never runs"
+    if limits.only_forward:
+        yield f"one call is checked, and no generated text: {limits.only_forward}"
+    if limits.no_media:
+        yield f"no text holds an image or a sound: {limits.no_media}"
 
 
 def _check_all(
@@ -162,16 +163,14 @@ _PLACES: tuple[tuple[float, ...], ...] = ((0.5,), (), (0.0, 0.7), (1.0,))
 def insert_media(
     batch: Batch, limits: ModelLimits, seed: int, places: Sequence[Sequence[float]]
 ) -> Batch:
-    """Return the batch with images of alternating sizes at these places of each text.
+    """Return the batch with the media of each row, and images of alternating sizes at these places of each text.
 
     A text too long for the model's context is cut, and loses images that leave no token of it.
     """
-    if not limits.images:
-        return batch
     rows, media, marks = [], [], []
     room = (limits.max_positions or sys.maxsize) - batch.max_new_tokens
     for number, ids, wanted in zip(batch.prompts, batch.rows, places, strict=True):
-        images = [limits.images[(number + one) % len(limits.images)] for one in range(len(wanted))]
+        images = list(islice(cycle(limits.images), number, number + len(wanted)))
         while images and sum(len(image.ids) for image in images) >= room:
             images.pop()
         text = ids[: room - sum(len(image.ids) for image in images)]
@@ -192,8 +191,12 @@ def insert_media(
         media.append(of_images)
         marks.append(row_marks)
     described = [
-        (*of_images, *_describe_tokens(row, of_row, of_images, limits, has_images=any(media)))
-        for row, of_row, of_images in zip(rows, marks, media, strict=True)
+        (
+            *of_images,
+            *(_of_row(one, seed + number, len(row)) for one in limits.media),
+            *_describe_tokens(row, of_row, of_images, limits, has_images=any(media)),
+        )
+        for number, row, of_row, of_images in zip(batch.prompts, rows, marks, media, strict=True)
     ]
     if not any(described):
         return batch
@@ -231,24 +234,13 @@ def _with_end(ids: tuple[int, ...], limits: ModelLimits) -> tuple[int, ...]:
     return ids if limits.end_token_id is None else (*ids[:-1], limits.end_token_id)
 
 
-def draw_media(
-    media: Sequence[Media], seed: int, numbers: Sequence[int], rows: Sequence[Sequence[int]]
-) -> tuple[tuple[Media, ...], ...]:
-    """Return an image or sound for each prompt, and values for each token of its row; none for a model of text."""
-    if not media:
-        return ()
-    return tuple(
-        tuple(_of_row(one, seed + number, len(row)) for one in media)
-        for number, row in zip(numbers, rows, strict=True)
-    )
-
-
 def _of_row(media: Media, seed: int, length: int) -> Media:
     """Return the media of a row of this length. Whole numbers of tokens are those of the first ones; others get 0."""
     if media.layout == "token":
-        given = media.numbers
-        numbers = given and (*given, *[0] * (length - len(given)))
-        media = replace(media, shape=(length, *media.shape[1:]), numbers=numbers)
+        given, shape = media.numbers, (length, *media.shape[1:])
+        size = math.prod(shape)
+        numbers = given and (*given, *[0] * (size - len(given)))[:size]
+        media = replace(media, shape=shape, numbers=numbers)
     return media if media.digest else replace(media, seed=seed)
 
 
@@ -332,9 +324,7 @@ def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
     return size, notes
 
 
-def _long_batch(
-    number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits, seed: int
-) -> Batch:
+def _long_batch(number: int, prompt_number: int, prompt: Prompt, limits: ModelLimits) -> Batch:
     can_take_chunks = limits.can_generate and not limits.whole_prefill
     in_chunks = can_take_chunks and len(prompt.ids) > LONG_PREFILL_CHUNK
     return Batch(
@@ -344,7 +334,6 @@ def _long_batch(
         limits.pad_token_id,
         LONG_NEW_TOKENS if limits.can_generate else 0,
         LONG_PREFILL_CHUNK if in_chunks else None,
-        media=draw_media(limits.media, seed, (prompt_number,), (prompt.ids,)),
         decoder_start=limits.decoder_start,
     )
 

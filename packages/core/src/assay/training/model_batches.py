@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.hooks.suspension import exact_for
-from assay.inputs import Batch, ModelLimits, draw_media, insert_media
+from assay.inputs import Batch, ModelLimits, insert_media
 from assay.media import find_input_limits, find_processing, on_model
 from assay.models import LoadedModel
 from assay.models.config_files import first_line
@@ -151,8 +151,7 @@ class _Planner:
             rows = [ids[mask != 0].tolist() for ids, mask in zip(*inputs.values(), strict=True)]
             ids = tuple(tuple(row) if limits.has_tokens else () for row in rows)
             numbers = tuple(number * len(_PLACES) + row for row in range(len(rows)))
-            media = draw_media(limits.media, self.seed, numbers, ids)
-            batch = Batch(0, ids, numbers, limits.pad_token_id, 0, media=media)
+            batch = Batch(0, ids, numbers, limits.pad_token_id, 0)
             inputs = insert_media(batch, limits, self.seed, _PLACES[: len(rows)]).inputs
         if self.loaded.decoder_start:
             shifted = nn.functional.pad(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from assay.media import find_media
+from assay.media import find_input_limits
 from assay.models import load_model
 from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import Finished
@@ -228,14 +227,10 @@ def test_models_of_images_videos_and_sounds_pass(
     ],
 )
 def test_size_and_number_of_images_are_those_that_the_model_takes(
-    kind: type[PreTrainedModel], config: Any, shape: tuple[int, ...]
+    kind: type[PreTrainedModel], config: Any, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    with quiet_transformers():
-        model = kind(config).eval()
-    loaded: Any = SimpleNamespace(
-        model=model, media_input="pixel_values", decoder_start=(), reads_tokens=False
-    )
-    (media,) = find_media(loaded)
+    model = save(tmp_path / "model", kind, config)
+    (media,) = find_input_limits(load_model(str(model), dtype="float32")).media
     assert (media.name, media.shape) == ("pixel_values", shape)
 
 
@@ -315,7 +310,7 @@ def test_tower_gets_the_patches_of_an_image(
 ) -> None:
     model = save_tower(tmp_path / "model", package, kind, config, settings)
 
-    media = find_media(load_model(str(model), dtype="float32"))
+    media = find_input_limits(load_model(str(model), dtype="float32")).media
 
     assert {one.name: one.shape for one in media} == expected
 
@@ -381,7 +376,7 @@ def test_fault_in_a_model_of_time_series_is_found(
     run = assay("check", "generate", model, *RUNS, *setup)
 
     # The encoder sees 12 values, each with those of 1 and 2 steps before it.
-    assert {media.name: media.shape for media in find_media(loaded)} == {
+    assert {media.name: media.shape for media in find_input_limits(loaded).media} == {
         "past_values": (1, 14),
         "past_time_features": (1, 14, 3),
         "past_observed_mask": (1, 14),

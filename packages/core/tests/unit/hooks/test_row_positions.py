@@ -303,6 +303,24 @@ def test_an_encoder_its_decoder_and_a_tower_have_rows_of_their_own(
     }  # fmt: skip
 
 
+def test_text_of_another_part_does_not_move_the_columns_of_a_generation(log: Log) -> None:
+    model, ids, mask = TwoSequences(), torch.ones(2, 4), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    positions = BatchPositions.of_batch((4, 7), mask, 2)
+    with (tracer := ModuleTracer(log)).attached(model):
+        tracer.begin_batch(0, positions)
+        for part in (model.encoder, model.decoder):
+            part(input_ids=ids, attention_mask=mask)
+        model.decoder(input_ids=ids[:, :1], attention_mask=torch.ones(2, 5))
+
+    prefill, step = positions.rows(0, 4), positions.rows(4, 1)
+    rows = [one.call.rows for one in log.entries if one.call.site.module in ("encoder", "decoder")]
+    assert rows == [prefill, prefill, step]
+
+
+def test_call_without_tokens_of_a_batch_has_one_address_for_each_prompt() -> None:
+    assert addresses(2, 3, rows=RowMap((4, 7), ((), ()))) == [(4, 0), (7, 0)]
+
+
 def test_embeddings_of_the_same_tokens_keep_their_padding(log: Log) -> None:
     class Inner(nn.Module):
         def forward(self, inputs_embeds: Tensor, attention_mask: Tensor) -> Any:
