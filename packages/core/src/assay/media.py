@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, permutations, product
 from typing import Any
 
 import torch
@@ -130,12 +130,13 @@ def _find_media(
 ) -> tuple[Media, ...]:
     """Return an image, video or sound of a shape that the model takes, with the other tensors that it needs.
 
-    All likely ones are tried on the model. Raises: UsageError if it takes none of them.
+    All likely ones are tried on the model, alone before documented tensors are added to them.
+    Raises: UsageError if it takes none of them.
     """
     error: Exception | None = None
-    for media in _likely_media(loaded):
+    for search, media in product((_try, _complete), [*_likely_media(loaded)]):
         try:
-            return _complete(loaded, replace(limits, media=media), run).media
+            return search(loaded, replace(limits, media=media), run).media
         except Exception as raised:  # noqa: BLE001 - model code raises anything
             error = raised if error is None or _is_final(raised) else error
     reason = f": {first_line(error.__cause__ or error)}" if error is not None else ""
@@ -147,8 +148,11 @@ def _find_media(
 
 def _try(
     loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
-) -> None:
-    """Run the model on a short text with its media, next to one without images. Raises: what the model raises."""
+) -> ModelLimits:
+    """Run the model on a short text with its media, next to one without images.
+
+    Returns: `limits`. Raises: what the model raises.
+    """
     special = {loaded.pad_token_id, *limits.placeholders}
     token = next((id_ for id_ in range(loaded.vocab_size) if id_ not in special), 0)
     rows = ((token,) * 4, (token,) * 3)[: 2 if limits.images else 1]
@@ -161,6 +165,7 @@ def _try(
         decoder_start=loaded.decoder_start,
     )
     run(loaded, insert_media(batch, limits, 0, ((0.0, 0.7), ())[: len(rows)]))
+    return limits
 
 
 # Calls of a model in search of what it lacks, and tensors that it gets in all.
@@ -218,12 +223,12 @@ def _extensions(
     names = {one.name for one in given}
     for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
         if name not in names:
-            for one in _likely_values(loaded, name, documented):
-                yield *given, one
             if name.endswith("mask") and given:  # of a sound
-                for length in given[0].shape[1:]:
+                for length in sorted(given[0].shape[1:], reverse=True):
                     yield *given, Media(name, (1, length), numbers=(1,))
                     yield *given, Media.of_tensor(name, torch.ones(1, length, dtype=torch.bool))
+            for one in _likely_values(loaded, name, documented):
+                yield *given, one
 
 
 def _likely_values(
@@ -257,6 +262,8 @@ _OTHER_WIDTHS = (
     re.compile(r"normalized_shape=\[(?P<expected>\d+)\].* size ?\[.*?(?P<actual>\d+)\]"),
     re.compile(r"to have (?P<expected>\d+) channels, but got (?P<actual>\d+)"),
 )
+_OTHER_LENGTH = re.compile(r"length (\d+) is not a multiple of (\d+)")
+_OTHER_SIDES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _OTHER_SIZE = re.compile(r"\(\d+\*\d+\) doesn't match model \((\d+)\*(\d+)\)")
 
 
@@ -265,6 +272,12 @@ def _resized(media: Media, error: BaseException) -> Iterator[Media]:
     shape, message = media.shape, str(error)
     if size := _OTHER_SIZE.search(message):
         yield replace(media, shape=(*shape[:-2], *map(int, size.groups())))
+    if (sides := _OTHER_SIDES.search(message)) and len(shape) > 3:
+        for part, whole in permutations(map(int, sides.groups())):
+            yield replace(media, shape=(*shape[:-2], *(one * part // whole for one in shape[-2:])))
+    if length := _OTHER_LENGTH.search(message):
+        actual, unit = map(int, length.groups())
+        yield replace(media, shape=(*shape[:-1], actual + -actual % unit))
     for width in filter(None, (one.search(message) for one in _OTHER_WIDTHS)):
         expected, actual = int(width["expected"]), int(width["actual"])
         if actual in shape[1:]:

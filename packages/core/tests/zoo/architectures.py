@@ -41,6 +41,9 @@ _SIZES = (
     (r"n_group|topk_group|num_expert_group", 1),
     (r".*(hidden|embed|embedding|model|projection|width|output)_?(size|dim|embd)?|d_model|n_embd|(emb_)?dim", 64),
     (r"image_size", 32),
+    (r"output_channels", 64),  # of SAM's tower, for the decoder's width
+    (r"image_embedding_size", 4),
+    (r"num_pos_feats", 32),
     (r"patch_size", 8),
     (r"mm_tokens_per_image", 4),
     (r".*(codebook|bins)_size", 64),
@@ -264,7 +267,9 @@ def _reduce_value(name: str, value: object) -> object:
     if isinstance(value, dict) and "mrope_section" in value:
         half = int(8 * value.get("partial_rotary_factor", 1))  # of a head
         side = 3 * half // 8
-        return {**value, "mrope_section": [half - 2 * side, side, side]}
+        section = [half - 2 * side, side, side]
+        is_time_first = len({*value["mrope_section"][1:]}) == 1
+        return {**value, "mrope_section": section if is_time_first else section[::-1]}
     if type(value) is int:
         limit = next((size for form, size in _SIZES if re.fullmatch(form, name)), value)
         return limit if value > limit else None
