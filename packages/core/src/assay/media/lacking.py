@@ -1,0 +1,221 @@
+"""Find the tensors that a model lacks, by what it raises without them."""
+
+import linecache
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice, permutations
+from typing import Any
+
+import torch
+
+from assay.errors import AssayError
+from assay.inputs import (
+    Batch,
+    Media,
+    ModelLimits,
+    document_arguments,
+    insert_media,
+)
+from assay.media.forms import likely_values
+from assay.models import LoadedModel
+
+
+def try_inputs(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> ModelLimits:
+    """Run the model on a short text with its media, next to one without images.
+
+    Returns: `limits`. Raises: what the model raises.
+    """
+    special = {loaded.pad_token_id, *limits.placeholders}
+    token = next((id_ for id_ in range(loaded.vocab_size) if id_ not in special), 0)
+    rows = ((token,) * 4, (token,) * 3)[: 2 if limits.images else 1]
+    batch = Batch(
+        0,
+        rows if limits.has_tokens else ((),),
+        (*range(len(rows)),),
+        loaded.pad_token_id,
+        2 if loaded.can_generate else 0,
+        decoder_start=loaded.decoder_start,
+    )
+    run(loaded, insert_media(batch, limits, 0, ((0.0, 0.7), ())[: len(rows)]))
+    return limits
+
+
+# Calls of a model in search of what it lacks, and tensors that it gets in all.
+_MOST_CALLS, _MOST_TENSORS = 60, 8
+
+
+def complete(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> ModelLimits:
+    """Return the limits with the documented tensors that the model lacks. Raises: what it raises without them."""
+    calls_left = iter(range(_MOST_CALLS))
+
+    def extend(given: tuple[Media, ...]) -> tuple[Media, ...] | Exception:
+        try:
+            try_inputs(loaded, replace(limits, media=given), run)
+        except Exception as raised:
+            if is_final(raised):
+                raise
+            extensions = [*_extensions(loaded, given, raised.__cause__ or raised)]
+            error = without_frames(raised)
+        else:
+            return given
+        for more in extensions:
+            if next(calls_left, None) is None:
+                break
+            found = extend(more)
+            if not isinstance(found, Exception):
+                return found
+        return error
+
+    found = extend(limits.media)
+    if isinstance(found, Exception):
+        raise found
+    added = found[len(limits.media) :]
+    for one in added:  # such as a mask named next to the ids that it belongs to
+        fewer = tuple(other for other in found if other is not one)
+        with suppress(Exception):
+            try_inputs(loaded, replace(limits, media=fewer), run)
+            found = fewer
+    return replace(limits, media=found)
+
+
+def without_frames(error: Exception) -> Exception:
+    """Drop the frames of an exception, which hold the activations of the model."""
+    parts: list[BaseException | None] = [error, error.__cause__, error.__context__]
+    for part in parts:
+        if part is not None:
+            part.__traceback__ = None
+    return error
+
+
+def is_final(error: Exception) -> bool:
+    """Return True if the model lacks nothing: it counts the tokens of an image, or assay refuses its output."""
+    is_refusal = isinstance(error, AssayError) and error.__cause__ is None
+    return is_refusal or NUM_FEATURES.search(str(error.__cause__ or error)) is not None
+
+
+def _extensions(
+    loaded: LoadedModel, given: tuple[Media, ...], error: BaseException
+) -> Iterator[tuple[Media, ...]]:
+    """Yield the tensors with the last one in another size, or with one more, as an exception asks for."""
+    if given:
+        yield from ((*given[:-1], one) for one in _resized(given[-1], error))
+    documented = document_arguments(loaded.model.forward)
+    names = {one.name for one in given}
+    for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
+        if name not in names:
+            if name.endswith("mask") and given:  # of a sound
+                for length in sorted(given[0].shape[1:], reverse=True):
+                    yield *given, Media(name, (1, length), numbers=(1,))
+                    yield *given, Media.of_tensor(name, torch.ones(1, length, dtype=torch.bool))
+            for one in likely_values(loaded, name, documented):
+                yield *given, one
+
+
+def _list_lacking(error: BaseException, documented: Collection[str]) -> list[str]:
+    """List the arguments that an exception's message names, then those that are None where it passed, the innermost first.
+
+    Masks come last: the code makes them from the tensors that they belong to.
+    """
+    named = [re.findall(r"\w+", str(error))]
+    passed, step = [], error.__traceback__
+    while step is not None:
+        frame, code = step.tb_frame, step.tb_frame.f_code
+        start, end, *_ = next(islice(code.co_positions(), step.tb_lasti // 2, None))
+        lines = linecache.getlines(code.co_filename)[(start or 1) - 1 : end]
+        words = re.findall(r"\w+", "".join(lines))
+        passed.append([one for one in words if frame.f_locals.get(one, 0) is None])
+        step = step.tb_next
+    found = dict.fromkeys(one for one in chain(*named, *reversed(passed)) if one in documented)
+    return sorted(found, key=lambda one: "mask" in one)
+
+
+# Messages of torch and transformers about a tensor of another width, number of channels, or height and width.
+_OTHER_WIDTHS = (
+    re.compile(r"cannot be multiplied \(\d+x(?P<actual>\d+) and (?P<expected>\d+)x"),
+    re.compile(r"normalized_shape=\[(?P<expected>\d+)\].* size ?\[.*?(?P<actual>\d+)\]"),
+    re.compile(r"to have (?P<expected>\d+) channels, but got (?P<actual>\d+)"),
+)
+_OTHER_LENGTH = re.compile(r"length (\d+) is not a multiple of (\d+)")
+_OTHER_SIDES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+_OTHER_SIZE = re.compile(r"\(\d+\*\d+\) doesn't match model \((\d+)\*(\d+)\)")
+
+
+def _resized(media: Media, error: BaseException) -> Iterator[Media]:
+    """Yield the tensor in the size that an exception's message asks for."""
+    shape, message = media.shape, str(error)
+    if size := _OTHER_SIZE.search(message):
+        yield replace(media, shape=(*shape[:-2], *map(int, size.groups())))
+    if (sides := _OTHER_SIDES.search(message)) and len(shape) > 3:
+        for part, whole in permutations(map(int, sides.groups())):
+            yield replace(media, shape=(*shape[:-2], *(one * part // whole for one in shape[-2:])))
+    if length := _OTHER_LENGTH.search(message):
+        actual, unit = map(int, length.groups())
+        yield replace(media, shape=(*shape[:-1], actual + -actual % unit))
+    for width in filter(None, (one.search(message) for one in _OTHER_WIDTHS)):
+        expected, actual = int(width["expected"]), int(width["actual"])
+        if actual in shape[1:]:
+            found = tuple(expected if one == actual else one for one in shape[1:])
+        else:  # the code takes some columns away
+            found = (*shape[1:-1], shape[-1] + expected - actual)
+        if media.numbers is None and min(found) > 0:
+            yield replace(media, shape=(shape[0], *found))
+
+
+@torch.no_grad()
+def with_additions(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> ModelLimits:
+    """Add the tensors that the model needs in addition to its other inputs, or that make more of its modules run.
+
+    A model on the meta device gets none.
+    run: calls the model with a batch. Raises: what the model raises without what it needs.
+    """
+    model: Any = loaded.model
+    if next(model.parameters()).is_meta:
+        return limits
+    limits = complete(loaded, limits, run)
+    idle = {name for name, one in model.named_modules() if [*one.parameters(recurse=False)]}
+    idle -= {"", *_list_called(loaded, limits, run)}
+    documented = document_arguments(model.forward)
+    needed, media = limits.media, limits.media
+    for name in documented:
+        if not idle or name in {one.name for one in media}:
+            continue
+        for one in likely_values(loaded, name, documented):
+            with suppress(Exception):  # code of the model
+                found = complete(loaded, replace(limits, media=(*media, one)), run)
+                if called := idle & _list_called(loaded, found, run):
+                    idle -= called
+                    media = found.media
+                break
+    # Further outputs, such as scores of entities, have to come with every batch.
+    if loaded.can_generate and not needed:
+        return replace(limits, optional=media)
+    return replace(limits, media=media)
+
+
+def _list_called(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+) -> set[str]:
+    """Return the modules that run with the media of `limits`."""
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, module in loaded.model.named_modules()
+    ]
+    try:
+        try_inputs(loaded, limits, run)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
+# In the message of a model that got another number of tokens.
+NUM_FEATURES = re.compile(r"features: (\d+)")
