@@ -111,10 +111,10 @@ def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
     trainer = f"{PLANTED}:RankKilledInAStep"
     done = assay("run", "fsdp-2", "--trainer", trainer, "--output", str(planted))
     assert done.returncode == 1, done.stderr
-    result, *reason, command, summary, report = done.stdout.splitlines()
+    result, *reason, logs, summary, report = done.stdout.splitlines()
     assert result.startswith("[1/1] FAIL fsdp-2 (")
     assert "rank 1 of a world of 2 ranks (dp=2) was ended by SIGKILL" in "\n".join(reason)
-    assert command.startswith("    assay smoke run fsdp-2")
+    assert logs == f"    logs: {planted / 'cases/fsdp-2'}"
     assert summary.startswith("1 FAIL on cpu: 1 case in ")
     assert report == f"report: {planted / 'index.html'}"
 
