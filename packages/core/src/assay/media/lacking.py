@@ -1,6 +1,7 @@
 """Find the tensors that a model lacks, by what it raises without them."""
 
 import linecache
+import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -44,15 +45,15 @@ def try_inputs(
     return limits
 
 
-# Calls of a model in search of what it lacks, and tensors that it gets in all.
-_MOST_CALLS, _MOST_TENSORS = 60, 8
+# Calls of a model in search of what it lacks, tensors that it gets in all, and elements of one in another size.
+_MOST_CALLS, _MOST_TENSORS, _MOST_ELEMENTS = 60, 8, 1 << 20
 
 
 def complete(
     loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
 ) -> ModelLimits:
     """Return the limits with the documented tensors that the model lacks. Raises: what it raises without them."""
-    calls_left = iter(range(_MOST_CALLS))
+    tried = {limits.media}
 
     def extend(given: tuple[Media, ...]) -> tuple[Media, ...] | Exception:
         try:
@@ -65,8 +66,9 @@ def complete(
         else:
             return given
         for more in extensions:
-            if next(calls_left, None) is None:
-                break
+            if more in tried or len(tried) > _MOST_CALLS:
+                continue
+            tried.add(more)
             found = extend(more)
             if not isinstance(found, Exception):
                 return found
@@ -104,7 +106,9 @@ def _extensions(
 ) -> Iterator[tuple[Media, ...]]:
     """Yield the tensors with the last one in another size, or with one more, as an exception asks for."""
     if given:
-        yield from ((*given[:-1], one) for one in _resized(given[-1], error))
+        for one in _resized(given[-1], error):
+            if 0 < math.prod(one.shape) <= _MOST_ELEMENTS:
+                yield *given[:-1], one
     documented = document_arguments(loaded.model.forward)
     names = {one.name for one in given}
     for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
