@@ -248,7 +248,7 @@ def run(  # noqa: PLR0913 - one for each option
     from assay_bench import run_tasks
     from assay_bench.comparing import chosen_metrics
     from assay_bench.lm_eval_files import read_evaluation
-    from assay_bench.results import judge_scores
+    from assay_bench.results import judge_scores, measurements_of
     from assay_bench.tuning.records import require_decoder
 
     chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
@@ -285,7 +285,7 @@ def run(  # noqa: PLR0913 - one for each option
             run_tasks.evaluate(request, progress)
     found = read_evaluation(folder)
     scores = judge_scores(found, chosen_metrics(found, chosen.terms.metrics))
-    write_results(scores, [], folder)
+    write_results(scores, measurements_of(found), folder)
     finish(folder, as_json=as_json)
 
 
@@ -399,14 +399,15 @@ def compare(  # noqa: PLR0913 - one for each option
         metrics[place] = (*metrics.get(place, ()), name)
     clusters = parse_mapping("cluster", cluster or [])
     was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
-    terms, notes = _choose_terms(was, now, suite)
-    if base.resolve() == candidate.resolve():
-        notes.append("BASE and CANDIDATE are the same: nothing was compared with anything else")
+    terms, note = _choose_terms(was, now, suite)
+    options = [option for option, _ in given.values()]
     changed: dict[str, Any] = {limit: value for limit, (_, value) in given.items()}
     changed |= {"metrics": terms.metrics | metrics, "tasks": tuple(task or ())}
     changed["sources"] = terms.sources | {limit: option for limit, (option, _) in given.items()}
     folder = RunFolder.create("bench compare", output).path
-    write_comparison(was, now, terms.model_copy(update=changed), folder, notes)
+    write_comparison(
+        was, now, terms.model_copy(update=changed), folder, ["; ".join([note, *options])]
+    )
     end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
@@ -447,8 +448,8 @@ def accept(
 
 def _choose_terms(
     base: "Evaluation", candidate: "Evaluation", suite: str | None
-) -> tuple["Terms", list[str]]:
-    """Return the terms of the named suite or of the runs, and notes about them."""
+) -> tuple["Terms", str]:
+    """Return the terms of the named suite or of the runs, and a note that names it."""
     from assay_bench.comparing import choose_terms
     from assay_bench.run_tasks import read_suite
 

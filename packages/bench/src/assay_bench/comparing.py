@@ -11,10 +11,12 @@ correction, because chances of a false pass do not add up. A pool that passes ex
 Source: Piaggio et al., JAMA 308 (2012), 2594-2604 (outcomes of a test with a margin).
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -40,6 +42,7 @@ from assay_bench.results import (
     Score,
     TaskResult,
     clusters_of,
+    plain_name,
 )
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -88,8 +91,8 @@ class SuiteTerms(Record):
 
 def choose_terms(
     base: Evaluation, candidate: Evaluation, given: SuiteTerms | None, default: SuiteTerms
-) -> tuple[Terms, list[str]]:
-    """Return the terms that judge, and a note unless both sides used them.
+) -> tuple[Terms, str]:
+    """Return the terms that judge, and a note that names their suite.
 
     The candidate's suite never judges, nor do its clusters: they could accept any candidate.
 
@@ -98,14 +101,14 @@ def choose_terms(
     """
     sides = {"base": SuiteTerms.of(base), "candidate": SuiteTerms.of(candidate)}
     used = given or sides["base"] or default
-    if given is None and all(suite and suite.terms == used.terms for suite in sides.values()):
-        return used.judging, []
-    owner = "of --suite" if given else "of the base" if sides["base"] else "the default"
-    recorded = ", and ".join(
-        f"the {side} was run with {f'suite {suite.name}' if suite else 'no suite'}"
+    owner = "--suite" if given else "of the base" if sides["base"] else "default"
+    unused = [
+        f"suite {suite.name} of the {side}"
         for side, suite in sides.items()
-    )
-    return used.judging, [f"margins are those of suite {used.name}, {owner}: {recorded}"]
+        if suite and suite.terms != used.terms
+    ]
+    but = f", not {unused[0]}" if unused else ""
+    return used.judging, f"margins: suite {used.name} ({owner}){but}"
 
 
 Pair = tuple[Item, Item]
@@ -121,9 +124,9 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
     yield from _differing(base.asked, candidate.asked)
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
     if missing := len(ours.keys() - theirs.keys()):
-        yield f"missing from the candidate: {missing} of {len(ours)} documents"
+        yield f"{missing} of the base's {len(ours)} documents are missing from the candidate"
     if extra := len(theirs.keys() - ours.keys()):
-        yield f"only in the candidate: {extra} documents"
+        yield f"{extra} of the candidate's {len(theirs)} documents are missing from the base"
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
     for what, key in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
         if num_different := sum(getattr(one, key) != getattr(two, key) for one, two in both):
@@ -134,7 +137,14 @@ def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterato
     for name in base.keys() | candidate.keys():
         was, is_ = base.get(name), candidate.get(name)
         if was != is_:
-            yield f"{name} is {shorten(repr(is_), _MAX_CHARACTERS)}, base {shorten(repr(was), _MAX_CHARACTERS)}"
+            yield f"{name} is {_quoted(is_)}, base {_quoted(was)}"
+
+
+def _quoted(value: object) -> str:
+    """Show a value as Python writes it, with a long text cut inside its quotes."""
+    if isinstance(value, str):
+        return repr(shorten(value, _MAX_CHARACTERS))
+    return shorten(repr(value), _MAX_CHARACTERS)
 
 
 _MAX_CHARACTERS = 60
@@ -142,6 +152,16 @@ _MAX_CHARACTERS = 60
 
 ALL_TASKS = "all tasks"
 _Problem = tuple[Outcome, str]
+
+
+class Loss(NamedTuple):
+    """An item whose value of a measure became worse."""
+
+    change: float
+    """Negative."""
+    pair: Pair
+    base: float
+    candidate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +196,17 @@ class Measure:
     """Items that an equally good candidate would need for a PASS; None if decided, or if these suffice."""
     pool: str | None = None
     """The pool that passes, and contains this underpowered measure."""
-    is_pooled: bool = False
-    """True for a measure over the items of several tasks."""
     num_clusters: int | None = None
     """None if the task has no clusters, or for a pool."""
     num_documents: int | None = None
     """All documents of the task; None if unknown, or for a pool."""
+    losses: tuple[Loss, ...] = ()
+    """The items that lost most, worst first."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Return True if the candidate is worse by more than chance, whatever the margin."""
+        return self.p_worse < (1 - self.confidence) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +259,7 @@ class EvaluationComparison:
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
     """Judge a candidate by a base. Raises: UsageError for tasks and metrics that the base does not have."""
     chosen = chosen_metrics(base, terms.metrics)
-    notes = []
+    notes = list(dict.fromkeys((*base.notes, *candidate.notes)))
     if terms.tasks:
         kept = {task for name in terms.tasks for task in _find_tasks(base, "task", name)}
         left = [task for task in base.tasks if task not in kept]
@@ -248,7 +273,11 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
     tasks = [
         TaskComparison(name, Outcome.NOT_COMPARED, problem=refused[0], next_step=refused[1])
         for name, task in base.tasks.items()
-        if (refused := _refusal(task, candidate.tasks.get(name), of_all))
+        if (
+            refused := _refusal(
+                task, candidate, [one for one in base.tasks if one in candidate.tasks], of_all
+            )
+        )
     ]
     unmatched = {one.name for one in tasks}
     measured: dict[str, TaskComparison] = {}
@@ -284,14 +313,18 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
 
 
 def _refusal(
-    base: TaskResult, candidate: TaskResult | None, of_all: Sequence[str]
+    base: TaskResult, other: Evaluation, common: Sequence[str], of_all: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Return why a task cannot be compared at all, and what to do. of_all: differences that hold for all tasks."""
+    """Return why a task cannot be compared at all, and what to do.
+
+    other: the candidate. common: the tasks of both sides. of_all: differences that hold for all tasks.
+    """
+    candidate = other.tasks.get(base.name)
     if candidate is None:
-        return (
-            "only the base has this task: the candidate is not compared with it",
-            "run the candidate again with this task, or name the tasks to judge with --task",
-        )
+        step = "run the candidate again with this task"
+        if common:
+            step += f", or judge what both sides have: {_options('task', common)}"
+        return "only the base has this task: the candidate is not compared with it", step
     for side, task in (("base", base), ("candidate", candidate)):
         if task.problem:
             return f"{side}: {task.problem}", ""
@@ -299,14 +332,28 @@ def _refusal(
     if not found:
         return None
     ours, theirs = ({item.key for item in side.items} for side in (base, candidate))
-    is_limited = any(side.num_documents != len(side.items) for side in (base, candidate))
+    limited = [len(one.items) < (one.num_documents or 0) for one in (base, candidate)]
     step = "evaluate the base again with the settings of the candidate, and compare with that"
-    if is_limited and (ours < theirs or theirs < ours):
+    if (ours < theirs or theirs < ours) and any(limited):
         step = "run both sides with the same --limit"
+    elif theirs < ours:
+        step = "evaluate the candidate on all documents of the base"
+    elif ours < theirs:
+        step = "evaluate the base on all documents of the candidate"
     elif ours != theirs:
         found.append("the documents themselves differ: were texts or labels edited?")
         step = "evaluate the base again with the new documents, and compare with that"
     return f"the two sides answered different questions: {'; '.join(found)}", step
+
+
+def _options(name: str, values: Sequence[str]) -> str:
+    """Return a repeated option for a shell, with the first few of its values."""
+    shown = values[:_MAX_OPTIONS]
+    line = shlex.join(word for value in shown for word in (f"--{name}", value))
+    return f"{line} ..." if len(values) > len(shown) else line
+
+
+_MAX_OPTIONS = 3
 
 
 def _without_right_answer(base: TaskResult) -> str:
@@ -368,7 +415,7 @@ def _find_tasks(base: Evaluation, what: str, given: str) -> list[str]:
     tasks = [
         name
         for name in base.tasks
-        if given in (name, name.partition(" (")[0]) or name in base.groups.get(given, ())
+        if given in (name, plain_name(name)) or name in base.groups.get(given, ())
     ]
     if not tasks:
         raise UsageError(
@@ -395,12 +442,14 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
     for name, was in base.all_scores().items():
         if name not in theirs:
             why = candidate.unjudged.get(name)
-            reason = f": {why.reason}" if why else ""
-            problem = f"{name} is not judged: the candidate has no values of it{reason}"
-            problems.append((Outcome.NOT_COMPARED, problem))
-            common = next((one for one in base.all_scores() if one in theirs), "NAME")
-            has = ", ".join(theirs) or "no metric"
-            next_step = f"the candidate has {has}: judge a metric of both sides with --metric {base.name}={common}"
+            reason = why.reason if why else "the candidate has no values of it"
+            problems.append(
+                (Outcome.NOT_COMPARED, f"{name} of the candidate is not judged: {reason}")
+            )
+            common = [f"{base.name}={one}" for one in base.all_scores() if one in theirs]
+            next_step = "no metric is on both sides: evaluate both with the same metrics"
+            if common:
+                next_step = f"judge a metric of both sides: {_options('metric', common[:1])}"
             continue
         now = replace(theirs[name], values=tuple(theirs[name].values[place] for place in places))
         if found := _problem_of(name, was, now):
@@ -408,9 +457,7 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
             continue
         of_pairs = zip(pairs, was.values, now.values, strict=True)
         values = [
-            (item, one, two)
-            for (item, _), one, two in of_pairs
-            if one is not None and two is not None
+            (pair, one, two) for pair, one, two in of_pairs if one is not None and two is not None
         ]
         if not values or _cannot_drop(was):
             continue
@@ -457,7 +504,7 @@ def _problem_of(name: str, was: Score, now: Score) -> _Problem | None:
     ):
         if wrong := score.num_wrong:
             all_ = len(score.values)
-            return outcome, f"{wrong} of {all_} {what} of the {side} are NaN or infinite"
+            return outcome, f"NaN or infinite: {wrong} of {all_} {what} of the {side}"
     if was.higher_is_better is not now.higher_is_better:
         return Outcome.NOT_COMPARED, f"{name}: the sides differ in whether higher is better"
     if any(
@@ -467,8 +514,8 @@ def _problem_of(name: str, was: Score, now: Score) -> _Problem | None:
     return None
 
 
-_Values = Sequence[tuple[Item, float, float]]
-"""Each item of the base, with the values of base and candidate."""
+_Values = Sequence[tuple[Pair, float, float]]
+"""Each item on both sides, with the values of base and candidate."""
 
 
 def _measure(
@@ -477,10 +524,11 @@ def _measure(
     sign = 1 if score.higher_is_better else -1
     differences = Differences.of(
         [sign * (now - was) for _, was, now in values],
-        clusters_of([item for item, *_ in values]),
+        clusters_of([pair[0] for pair, *_ in values]),
         largest=1.0 if score.kind == "yes-no" else None,
     )
-    clusters = {item.cluster for item, *_ in values}
+    clusters = {pair[0].cluster for pair, *_ in values}
+    changes = (Loss(sign * (now - was), pair, was, now) for pair, was, now in values)
     nats = score.kind == "nats per byte"
     margin = terms.log_probability if nats else terms.accuracy * score.scale
     return Measure(
@@ -493,8 +541,16 @@ def _measure(
         higher_is_better=score.higher_is_better,
         num_clusters=len(clusters) if all(clusters) else None,
         num_documents=num_documents,
+        losses=_largest(one for one in changes if one.change < 0),
         **_test(differences, terms, margin, sign),
     )
+
+
+def _largest(losses: Iterable[Loss]) -> tuple[Loss, ...]:
+    return tuple(nsmallest(_MOST_LOSSES, losses, key=lambda one: one.change))
+
+
+_MOST_LOSSES = 10
 
 
 def _test(differences: Differences, terms: Terms, margin: float, sign: int) -> dict[str, Any]:
@@ -538,9 +594,9 @@ def _pooled(members: Iterable[TaskComparison], terms: Terms) -> tuple[Measure, .
             first,
             base=base,
             candidate=candidate,
-            is_pooled=True,
             num_clusters=None,
             num_documents=None,
+            losses=_largest(loss for one in measures for loss in one.losses),
             **_test(joined, terms, first.margin, sign),
         )
         found.append(pool)

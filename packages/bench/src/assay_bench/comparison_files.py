@@ -2,10 +2,11 @@
 
 import json
 import math
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,9 +33,12 @@ from assay_bench.lm_eval_files import read_evaluation
 from assay_bench.results import (
     PERPLEXITY,
     TOO_FEW_ITEMS,
+    UNDERPOWERED,
     Evaluation,
     TaskResult,
     judge_scores,
+    measurement,
+    plain_name,
     undecided_levels,
 )
 
@@ -69,7 +73,9 @@ class Baseline(Record):
     @classmethod
     def of(cls, evaluation: Evaluation, acceptance: Acceptance) -> Self:
         """Make a baseline of an evaluation."""
-        kept = {one.name: getattr(evaluation, one.name) for one in fields(evaluation)}
+        kept = {
+            one: getattr(evaluation, one) for one in cls.model_fields if hasattr(evaluation, one)
+        }
         return cls(acceptance=acceptance, **kept)
 
     def evaluation(self) -> Evaluation:
@@ -183,7 +189,7 @@ def read_sides(
     fields = {**(suite_clusters or {}), **clusters}
     sides = (_read(base, fields), base), (_read(candidate, fields), candidate)
     was, now = _named_apart(*sides)
-    tasks = list(dict.fromkeys(name.partition(" (")[0] for name in was.tasks))
+    tasks = list(dict.fromkeys(map(plain_name, was.tasks)))
     if unknown := next((name for name in clusters if name not in tasks), None):
         raise UsageError(
             f"--cluster {unknown}: {was.name} has no such task, only {', '.join(tasks)}"
@@ -196,16 +202,26 @@ def write_comparison(
 ) -> EvaluationComparison:
     """Compare two evaluations and write verdict, JSON and Markdown, with these notes first."""
     found = compare(was, now, terms)
-    found = replace(found, notes=(*notes, *found.notes))
+    same = [_SAME] if was.tasks == now.tasks else []
+    found = replace(found, notes=(*same, *notes, *found.notes))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     verdict = verdict_of(found)
-    if verdict.verdict is Outcome.FAIL and any(task.lost for task in found.tasks):
-        lost = NextStep(
-            f"read the questions that only the base got right: {folder / MARKDOWN_FILE}"
-        )
-        verdict = verdict.model_copy(update={"next_steps": [lost, *verdict.next_steps]})
-    write_results(verdict, [], folder)
+    if any(map(_failed, found.parts)):
+        what = "items with the largest losses"
+        if any(task.lost for task in found.tasks):
+            what = "questions that only the base got right"
+        read = NextStep(f"read the {what}: {folder / MARKDOWN_FILE}")
+        verdict = verdict.model_copy(update={"next_steps": [read, *verdict.next_steps]})
+    rows = [
+        measurement(part.name, "task", one.name, actual=one.candidate, expected=one.base)
+        for part in found.parts
+        for one in part.measures
+    ]
+    write_results(verdict, rows, folder)
     return found
+
+
+_SAME = "BASE and CANDIDATE hold equal samples: one run compared with itself, or two that agree in every bit"
 
 
 def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
@@ -246,30 +262,41 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
         candidate=candidate.side,
         notes=[
             *comparison.notes,
-            *(
-                f"{task.name}: {measure_in_words(measure)}"
-                for task in comparison.parts
-                for measure in task.measures
-                if measure.pool is None and measure not in _deciding(task)
-            ),
+            *_measures_in_words(comparison),
             *_pooled_in_words(comparison.tasks),
         ],
-        compared=sum(map(_num_compared, comparison.tasks)),  # a pool has the items of its tasks
+        compared=_num_items(comparison),
         compared_unit="items",
         headline=_headline(comparison, levels),
-        next_steps=_next_steps(comparison.tasks),
+        next_steps=_next_steps(comparison),
         # A task that only the base has is a level with its reason.
         unmatched=Unmatched(actual=[one for one in candidate.tasks if one not in base.tasks]),
     )
 
 
-def _next_steps(tasks: Sequence[TaskComparison]) -> list[NextStep]:
+def _next_steps(comparison: EvaluationComparison) -> list[NextStep]:
     """Return what to do about the problems, each once, after the tasks that have it."""
     steps: dict[str, list[str]] = {}
-    for task in tasks:
+    for task in comparison.tasks:
         if task.next_step:
             steps.setdefault(task.next_step, []).append(task.name)
+        if any(
+            one.items_needed and not _limit_of(task, one, comparison) for one in _undecided(task)
+        ):
+            steps.setdefault(_TOO_FEW_DOCUMENTS, []).append(task.name)
     return [NextStep(f"{name_some(names)}: {step}") for step, names in steps.items()]
+
+
+_TOO_FEW_DOCUMENTS = "add documents or widen the margin: the task has fewer than needed"
+
+
+def _undecided(part: TaskComparison) -> list[Measure]:
+    """Return the measures that are underpowered, and that no pool decides."""
+    return [m for m in part.measures if m.judged is Outcome.NOT_COMPARED and m.pool is None]
+
+
+def _failed(part: TaskComparison) -> list[Measure]:
+    return [one for one in part.measures if one.judged is Outcome.FAIL]
 
 
 def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult]) -> str | None:
@@ -277,16 +304,23 @@ def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult
         limit = sufficient_limit(comparison)
         return f"{TOO_FEW_ITEMS}{f': run both sides with --limit {limit}' if limit else ''}."
     if comparison.judged is Outcome.FAIL:
-        return None
+        worse = [part.name for part in comparison.parts if _failed(part)]
+        return f"Worse by more than chance: {name_some(worse)}." if worse else None
     if comparison.judged is Outcome.NOT_COMPARED:
         names = [name for name, one in levels.items() if one.level.verdict is comparison.judged]
         return f"Not compared: {name_some(names)}." if names else None
-    num_items = sum(_num_compared(task) for task in comparison.tasks)
     used = (measure.source for task in comparison.tasks for measure in task.measures)
     sources = " and ".join(dict.fromkeys(filter(None, used)))
+    worse = [
+        f"{part.name} {one.name}"
+        for part in comparison.parts
+        for one in part.measures
+        if one.judged is Outcome.PASS and one.is_worse
+    ]
     return (
-        f"Not worse by the margin{f' of {sources}' if sources else ''}: {num_items:,} items exclude such a difference"
-        f" (error rate {comparison.terms.significance:.0%} per measure)."
+        f"Not worse by the margin{f' of {sources}' if sources else ''}: {_num_items(comparison):,} items exclude such a"
+        f" difference (error rate {comparison.terms.significance:.0%} per measure)."
+        + (f" Worse by more than chance, within the margin: {name_some(worse)}." if worse else "")
     )
 
 
@@ -295,8 +329,7 @@ def sufficient_limit(comparison: EvaluationComparison) -> int | None:
     limits = [
         _limit_of(part, measure, comparison)
         for part in comparison.parts
-        for measure in part.measures
-        if measure.judged is Outcome.NOT_COMPARED and measure.pool is None
+        for measure in _undecided(part)
     ]
     return max(limits, default=0) if all(limits) else None
 
@@ -318,30 +351,39 @@ def _limit_of(part: TaskComparison, measure: Measure, comparison: EvaluationComp
 
 def measure_in_words(measure: Measure) -> str:
     """Describe both values, the difference with its bounds, and the conclusion."""
-    term = "underpowered: " if measure.judged is Outcome.NOT_COMPARED else ""
+    points = " points" if measure.kind == "yes-no" else ""
     values = (
-        f"{term}{_name_in_words(measure)} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
-        f" difference {_number(measure, measure.difference, '+')} ({measure.confidence:.0%} interval"
-        f" {_number(measure, measure.low, '+')} to {_number(measure, measure.high, '+')}): "
+        f"{_name_in_words(measure)} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
+        f" {_change(measure, measure.difference)}{points} ({measure.confidence:.0%} interval"
+        f" {_change(measure, measure.low)} to {_change(measure, measure.high)}): "
     )
-    margin = _margin_in_words(measure)
+    scale = 100 if points else 1
+    digits = f"{scale * measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
+    margin = f"{digits}{points}"
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
     drop = "drop" if measure.higher_is_better else "rise"
+    significant = f"{worse} by more than chance (p = {measure.p_worse:.2g})"
     if measure.judged is Outcome.FAIL:
-        return f"{values}{worse} by more than chance (p = {measure.p_worse:.2g})"
-    least_gain = measure.low if measure.higher_is_better else -measure.high
-    if measure.judged is Outcome.PASS and least_gain > measure.margin:
+        return f"{values}{significant}"
+    if _is_suspicious(measure):
         return (
             f"{values}{better} by more than {margin}: did the training data contain the questions?"
         )
     items = _items_in_words(measure)
     if measure.judged is Outcome.PASS:
         by = f" by {items}" if measure.num_clusters else ""
-        return f"{values}a {drop} of {margin} is excluded{by}"
+        but = f"{significant}, but " if measure.is_worse else ""
+        return f"{values}{but}a {drop} of {margin} is excluded{by}"
     instead = f", but {measure.pool} can" if measure.pool else ""
     return (
         f"{values}{items} cannot exclude a {drop} of {margin}{instead}{_needed_in_words(measure)}"
     )
+
+
+def _is_suspicious(measure: Measure) -> bool:
+    """Return True if the candidate is better by more than the margin."""
+    least_gain = measure.low if measure.higher_is_better else -measure.high
+    return measure.judged is Outcome.PASS and least_gain > measure.margin
 
 
 def _name_in_words(measure: Measure) -> str:
@@ -359,34 +401,44 @@ def _items_in_words(measure: Measure) -> str:
 
 
 def _needed_in_words(measure: Measure) -> str:
-    condition = "if the candidate is as good"
     needed, available = measure.items_needed, measure.num_documents
     if needed is None:
-        return f", though they usually would {condition}"
-    if available is not None and needed > available:
-        return (
-            f"; about {needed:,} would {condition}, but the task has only {available:,} documents:"
-            " add documents or widen the margin"
-        )
-    limit = "" if measure.is_pooled else f" (--limit {needed} on both sides)"
-    return f"; about {needed:,} would{limit} {condition}"
+        return ", though they usually would if the candidate is as good"
+    few = available is not None and needed > available
+    of_all = f" of the task's {available:,} documents" if few else ""
+    return f", about {needed:,}{of_all} would"
 
 
 def _level_of(task: TaskComparison) -> LevelResult:
-    deciding = [task.problem] if task.problem else []
-    reason = "; ".join([*deciding, *map(measure_in_words, _deciding(task))]) or None
-    measures = [_cells(one) for one in task.measures]
+    undecided = sorted(_undecided(task), key=lambda one: one.items_needed or 0, reverse=True)
+    reasons = [task.problem] if task.problem else []
+    reasons += map(measure_in_words, _failed(task))
+    if undecided and not _failed(task):
+        first, *others = undecided
+        also = f" (also undecided: {name_some([one.name for one in others])})" if others else ""
+        reasons.append(f"{UNDERPOWERED}: {measure_in_words(first)}{also}")
     level = Level(
-        verdict=task.judged, reason=reason, compared=_num_compared(task), measures=measures
+        verdict=task.judged,
+        reason="; ".join(reasons) or None,
+        compared=_num_compared(task),
+        measures=[_cells(one) for one in task.measures],
     )
     return LevelResult(level)
 
 
-def _deciding(task: TaskComparison) -> list[Measure]:
-    """Return the measures that the reason of the level describes."""
-    alone = [one for one in task.measures if one.pool is None]
-    failed = [one for one in alone if one.judged is Outcome.FAIL]
-    return failed or [one for one in alone if one.judged is Outcome.NOT_COMPARED]
+def _measures_in_words(comparison: EvaluationComparison) -> Iterator[str]:
+    """Describe the measures that pass. A pool stands for its tasks, unless they are unusual."""
+    pooled = {
+        (name, one.name)
+        for pool in comparison.pools
+        for name in pool.members
+        for one in pool.measures
+    }
+    for part in comparison.parts:
+        for one in part.measures:
+            is_unusual = one.is_worse or _is_suspicious(one)
+            if one.judged is Outcome.PASS and (is_unusual or (part.name, one.name) not in pooled):
+                yield f"{part.name}: {measure_in_words(one)}"
 
 
 def _pooled_in_words(tasks: Sequence[TaskComparison]) -> Iterator[str]:
@@ -402,26 +454,36 @@ def _num_compared(task: TaskComparison) -> int:
     return max((measure.num_items for measure in task.measures), default=0)
 
 
-def _margin_in_words(measure: Measure) -> str:
-    scale, unit = (100, "%") if measure.kind == "yes-no" else (1, "")
-    digits = f"{scale * measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
-    return _with_source(f"{digits}{unit}", measure)
+def _num_items(comparison: EvaluationComparison) -> int:
+    """Count the items of all tasks. Pools, and the filters of one task, have the same items."""
+    found = {plain_name(task.name): _num_compared(task) for task in comparison.tasks}
+    return sum(found.values())
 
 
-def _with_source(margin: str, measure: Measure) -> str:
-    return f"{margin} ({measure.source})" if measure.source else margin
+def _number(measure: Measure, value: float) -> str:
+    """Format a value of a measure, in percent if it is a share."""
+    if measure.kind == "yes-no":
+        return f"{value:.{_decimals_of(measure)}%}"
+    return f"{value:.{_decimals_of(measure)}f}"
 
 
-def _number(measure: Measure, value: float, sign: str = "") -> str:
-    """Format a number of a measure so that its bounds are on the right side of the margin.
+def _change(measure: Measure, value: float) -> str:
+    """Format a difference of a measure, in points of percent if it is a share."""
+    scale = 100 if measure.kind == "yes-no" else 1
+    return f"{scale * value:+.{_decimals_of(measure)}f}"
 
-    Numbers also have enough decimals to show the difference; shares have at least one, in percent.
+
+def _decimals_of(measure: Measure) -> int:
+    """Return the decimals that show the bounds of a measure on the right side of the margin.
+
+    Numbers also have enough to show the difference; shares have at least one, in percent.
     """
     gaps = [abs(bound) - measure.margin for bound in (measure.low, measure.high)]
     if measure.kind == "yes-no":
-        return f"{value:{sign}.{_decimals([100 * gap for gap in gaps], 1)}%}"
-    shown = [one / 10 for one in (measure.difference, measure.margin, *gaps)]
-    return f"{value:{sign}.{_decimals(shown, _LEAST_DECIMALS)}f}"
+        return _decimals([100 * gap for gap in gaps], 1)
+    return _decimals(
+        [one / 10 for one in (measure.difference, measure.margin, *gaps)], _LEAST_DECIMALS
+    )
 
 
 def _decimals(values: Sequence[float], least: int) -> int:
@@ -431,7 +493,7 @@ def _decimals(values: Sequence[float], least: int) -> int:
 
 
 def comparison_as_markdown(comparison: EvaluationComparison) -> str:
-    """Format the items that only one side got right. The verdict holds the measures."""
+    """Format the items that only one side got right, and the largest losses. The verdict holds the measures."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
@@ -442,36 +504,60 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         for what, pairs in (("lost", task.lost), ("gained", task.gained)):
             if pairs:
                 yield from ("", f"#### {escape_markdown(task.name)}: {len(pairs)} {what}", "")
-                yield from map(_flip_line, pairs)
+                yield from map(_item_line, pairs)
+    has_lost = any(task.lost for task in comparison.tasks)
+    for part in comparison.parts:
+        for one in _failed(part):
+            if one.kind != "yes-no" or not has_lost:
+                name = escape_markdown(one.name)
+                yield ""
+                yield f"#### {escape_markdown(part.name)}: {len(one.losses)} largest losses of {name}"
+                yield ""
+                for loss in one.losses:
+                    change = f"{loss.base:.4g} -> {loss.candidate:.4g}"
+                    yield f"{_item_line(loss.pair)}, {name}: {change}"
 
 
-def _cells(measure: Measure) -> dict[str, str]:
-    """Return the line of a measure in the report, by column."""
+def _cells(measure: Measure) -> dict[str, str | float | None]:
+    """Return the numbers of a measure in verdict.json, which are a line of the report."""
     return {
         "measure": _name_in_words(measure),
-        "base": f"{measure.base:.4g}",
-        "candidate": f"{measure.candidate:.4g}",
-        "difference": f"{measure.difference:+.3g}",
-        "interval": f"{measure.low:+.3g} to {measure.high:+.3g} ({measure.confidence:.1%})",
-        "margin": _with_source(f"{measure.margin:g}", measure),
-        "items": _items_in_words(measure).replace(" items", ""),
+        "base": measure.base,
+        "candidate": measure.candidate,
+        "difference": measure.difference,
+        "low": measure.low,
+        "high": measure.high,
+        "confidence": measure.confidence,
+        "margin": measure.margin,
+        "margin_source": measure.source,
+        "p": measure.p_worse,
+        "items": measure.num_items,
+        "clusters": measure.num_clusters,
+        "items_needed": measure.items_needed,
         "verdict": measure.judged.value,
     }
 
 
-def _flip_line(pair: Pair) -> str:
+def _item_line(pair: Pair) -> str:
     base, candidate = pair
-    texts = {
-        "": candidate.question or base.question,
-        "right: ": candidate.target or base.target,
-        "base: ": base.answer,
-        "candidate: ": candidate.answer,
-    }
-    # A baseline has no texts.
-    return f"- {', '.join(f'{name}{_shown(text)}' for name, text in texts.items() if text)}"
+    question, target = candidate.question or base.question, candidate.target or base.target
+    texts = {"": question, "right: ": target}
+    for side, one in (("base: ", base), ("candidate: ", candidate)):
+        # A baseline has no texts.
+        texts[side] = one.answer or (one.question and _EMPTY)
+    shown = [f"{name}{_shown(text)}" for name, text in texts.items() if text]
+    return f"- {', '.join(shown) or _shown(base.key)}"
+
+
+_EMPTY = "(empty)"
+_SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def _shown(text: str) -> str:
     """Shorten text from the front, because a prompt ends with the question."""
     short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
-    return markdown_code(short.replace("\n", "⏎"))
+    return markdown_code(re.sub(r"^ +| +$|\s{2,}|[\n\t]", _show_spaces, short))
+
+
+def _show_spaces(found: re.Match[str]) -> str:
+    return "".join(_SPACES.get(letter, letter) for letter in found[0])

@@ -22,7 +22,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import softmax
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
 from assay.files import (
     UnreadableFileError,
     file_digest,
@@ -35,6 +35,7 @@ from assay.files import (
 from assay.runs.provenance import redact
 from assay.verdicts import Record
 from assay_bench.comparing import SuiteTerms
+from assay_bench.performance.records import RESULT_FILE as PERFORMANCE_FILE
 from assay_bench.results import (
     LOG_PROBABILITY,
     PERPLEXITY,
@@ -44,6 +45,7 @@ from assay_bench.results import (
     TaskResult,
     UnjudgedMetric,
     mean_of_known,
+    plain_name,
 )
 from assay_bench.right_options import (
     Choice,
@@ -140,13 +142,16 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     """Read the newest evaluation in a folder, or the one in a results_*.json file.
 
     clusters: for each task, the document field that identifies the cluster.
-    Raises: UsageError for no results or no samples; UnreadableFileError for files that cannot be
-        read, were changed, or contradict each other.
+    Raises: UsageError for no results, no samples, or results of several models; UnreadableFileError for files that
+        cannot be read, were changed, or contradict each other.
     """
     if os.path.lexists(path / MANIFEST):  # True for a broken link too
         return _merged(path, read_manifest(path), clusters)
-    results_file = path if path.is_file() else newest_results(path)
+    if path.is_file() and path.suffix == ".jsonl":
+        raise UsageError(f"{path}: samples alone are not results: name the folder {path.parent}")
+    *older, results_file = [path] if path.is_file() else find_results(path)
     results = read_record(_Results, results_file)
+    _require_one_model(path, [*older, results_file])
     ours = results.ours
     kept = ours.get("clusters")
     clusters = {**(kept if isinstance(kept, dict) else {}), **(clusters or {})}
@@ -160,6 +165,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
             )
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
+    ignored = f"{path}: {results_file.name} was read, older results were ignored: {name_some([one.name for one in older])}"
     extra = results.model_extra or {}
     facts = dict(ours or _side_of(results))
     config = results.config
@@ -171,7 +177,20 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         asked={key: extra.get(key) for key in _EVALUATION_KEYS},
         facts=facts | {key: extra[key] for key in _FACTS if key in extra},
         groups=_tasks_of_groups(results.group_subtasks, tasks),
+        notes=(ignored,) if older else (),
     )
+
+
+def _require_one_model(folder: Path, files: Sequence[Path]) -> None:
+    """Raise UsageError for results in several folders, as lm-eval writes them for several models, or of several names."""
+    places = sorted({str(file.parent) for file in files})
+    if len(places) == 1:
+        named = {str(read_record(_Results, file).model_name): str(file) for file in files}
+        places = sorted(named.values())
+    if len(places) > 1:
+        raise UsageError(
+            f"{folder}: it holds results of several models or folders; name one of: {', '.join(places)}"
+        )
 
 
 def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None) -> Evaluation:
@@ -208,16 +227,18 @@ def _side_of(results: _Results) -> dict[str, Any]:
     return {"model": redact([model])[0]} | ({"run": run} if run else {})
 
 
-def newest_results(folder: Path) -> Path:
-    """Find the newest results_*.json below a folder. Raises: UsageError if it is absent."""
+def find_results(folder: Path) -> list[Path]:
+    """Find every results_*.json below a folder, the newest last. Raises: UsageError without any."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such file or folder")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
+    if not found and any(folder.rglob(PERFORMANCE_FILE)):
+        raise UsageError(f"{folder}: results of `perf`: compare them with `assay bench ab`")
     if not found:
         raise UsageError(
             f"{folder}: no results_*.json: expected output of `assay bench run` or lm-eval --output_path"
         )
-    return found[-1]
+    return found
 
 
 def _results_of_task(
@@ -234,6 +255,8 @@ def _results_of_task(
     asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
     for filter_, samples in by_filter.items():
         try:
+            if problem := _count_problem(samples, results.num_samples.get(name, {})):
+                raise UnreadableFileError.of(file, problem.format(filter_))
             result = _result_of_filter(name, filter_, samples, results, cluster, file)
         except ContradictionError as error:
             metric, found, stated = error.args
@@ -243,9 +266,31 @@ def _results_of_task(
             ) from None
         except _MALFORMED as error:
             raise _make_sample_error(f"{file}: task {name}", error) from None
+        steps = asked["filter_list"]
+        if isinstance(steps, list):  # other filters are other tasks
+            steps = [one for one in steps if isinstance(one, dict) and one.get("name") == filter_]
         yield replace(
-            result, asked=asked, name=name if len(by_filter) == 1 else f"{name} ({filter_})"
+            result,
+            asked=asked | {"filter_list": steps},
+            name=name if filter_ == _NO_FILTER else f"{name} ({filter_})",
         )
+
+
+def _count_problem(samples: Sequence[Sample], stated: Mapping[str, int]) -> str:
+    """Describe documents with several lines, or another number of lines than stated, of the filter {}; "" without any."""
+    seen = Counter(sample.get("doc_id") for sample in samples)
+    if repeated := [one for one, num in seen.items() if num > 1 and one is not None]:
+        num = sum(seen[one] - 1 for one in repeated)
+        return (
+            f"{num} of {len(samples)} lines of filter {{}} repeat a doc_id, first {repeated[0]}:"
+            " lm-eval writes one line for each document"
+        )
+    # lm-eval 0.4.13 counts the values of the metric that applies to the most documents.
+    of_metrics = Counter(metric for sample in samples for metric in sample["metrics"])
+    num_values = max(of_metrics.values(), default=0)
+    if stated.get("effective", len(samples)) not in (len(samples), num_values):
+        return f"{len(samples)} documents of filter {{}}, the results say {stated['effective']}"
+    return ""
 
 
 def _result_of_filter(
@@ -437,8 +482,9 @@ def _tasks_of_groups(
             children = [str(one) for one in groups.get(remaining.pop(), ()) if one not in inside]
             inside.update(children)
             remaining += children
-        found[group] = tuple(task for task in tasks if task.partition(" (")[0] in inside)
-    return {name: members for name, members in found.items() if len(members) > 1}
+        found[group] = tuple(task for task in tasks if plain_name(task) in inside)
+    # lm-eval also lists plain tasks, without children.
+    return {name: members for name, members in found.items() if groups[name] and len(members) > 1}
 
 
 # lm-eval 0.4.13, api/metrics.py: aggregations other than the mean, and the direction of its own metrics.
@@ -475,7 +521,10 @@ def inverted_metric(direction: tuple[object, object]) -> str:
     name, better = direction
     if better is not False or name not in _HIGHER_IS_BETTER:
         return ""
-    return f"higher_is_better: false of {name} would judge a worse model as better; set it to true"
+    return (
+        f"higher_is_better: false of {name} would judge a worse model as better; set it to true under metric_list in"
+        " the task's YAML file"
+    )
 
 
 _LIKELIHOODS: Mapping[str, Callable[[float, float], float]] = {

@@ -27,7 +27,7 @@ from assay.judge.levels import (
     passed,
 )
 from assay.judge.wording import format_count
-from assay.verdicts import Number, Outcome, Verdict
+from assay.verdicts import Measurement, Number, Outcome, Verdict
 from assay_bench.paired_statistics import Differences, p_worse
 
 # `assay explain underpowered` explains the word.
@@ -247,6 +247,8 @@ class Evaluation:
     """Model, versions and machine, if known."""
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of groups of tasks, with the names of their tasks."""
+    notes: tuple[str, ...] = ()
+    """What was ignored to read it."""
 
     @property
     def side(self) -> dict[str, Any]:
@@ -270,6 +272,11 @@ class Evaluation:
         tasks = self.tasks.items()
         kept = {n: task.only(metrics[n]) if n in metrics else task for n, task in tasks}
         return replace(self, tasks=kept)
+
+
+def plain_name(task: str) -> str:
+    """Return the name of a task without its filter."""
+    return task.partition(" (")[0]
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
@@ -300,6 +307,7 @@ def judge_scores(
         levels,
         Cause("non-finite") if any(found.values()) else None,
         notes=[
+            *evaluation.notes,
             *(
                 f"{name}: {remark}"
                 for name, task in evaluation.tasks.items()
@@ -325,6 +333,29 @@ def judge_scores(
         compared=sum(one.level.compared for one in levels.values() if one.level.verdict),
         compared_unit="items",
     )
+
+
+def measurement(
+    level: str, port: str, statistic: str, *, actual: float, expected: float
+) -> Measurement:
+    """Make a row of measurements.jsonl that no limit judges."""
+    ratio = actual / expected if expected else math.inf
+    return Measurement(
+        level=level, module="", port=port, statistic=statistic, actual=actual, expected=expected, ratio=ratio
+    )  # fmt: skip
+
+
+def measurements_of(evaluation: Evaluation) -> list[Measurement]:
+    """Return the accuracy and log-probability of each task, with those of a guess, where it is known."""
+    return [
+        measurement(name, "task", statistic or "", actual=actual, expected=expected)
+        for name, task in evaluation.tasks.items()
+        for statistic, actual, expected in (
+            (task.metric, task.accuracy, task.chance),
+            (LOG_PROBABILITY, task.log_probability, mean_of_known(one.guess for one in task.items)),
+        )
+        if actual is not None and expected is not None
+    ]
 
 
 def _headline(results: dict[str, LevelResult]) -> str:
@@ -363,7 +394,7 @@ def score_in_words(task: TaskResult) -> str:
 def _non_finite(task: TaskResult) -> LevelResult | None:
     num_items, reasons = len(task.items), []
     if wrong := sum(not item.is_finite for item in task.items):
-        reasons.append(f"{wrong} of {num_items} log-probabilities are NaN or infinite")
+        reasons.append(f"NaN or infinite: {wrong} of {num_items} log-probabilities")
     if task.num_nan_calls:
         reasons.append(task.nan_calls_in_words)
     return failed(num_items, "; ".join(reasons)) if reasons else None

@@ -45,8 +45,8 @@ from assay_bench.comparing import SuiteTerms, Terms
 from assay_bench.lm_eval_files import (
     MANIFEST,
     METRICS,
+    find_results,
     inverted_metric,
-    newest_results,
     read_manifest,
     write_manifest,
 )
@@ -381,7 +381,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
                 progress=progress,
                 environment=environment,
             )
-    results = {one: newest_results(task_folder(folder, one)) for one in tasks}
+    results = {one: find_results(task_folder(folder, one))[-1] for one in tasks}
     write_manifest(folder, results, request.suite.recorded if request.suite.name else None)
 
 
@@ -513,7 +513,7 @@ def run_command_line(
     for results in folder.rglob("results_*.json"):
         _hide_secrets(results)
     recorded = suite.recorded if suite.name else None
-    write_manifest(folder, {backend.name: newest_results(folder)}, recorded)
+    write_manifest(folder, {backend.name: find_results(folder)[-1]}, recorded)
 
 
 def _hide_secrets(results: Path) -> None:

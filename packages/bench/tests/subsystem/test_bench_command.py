@@ -92,9 +92,10 @@ def test_damaged_layer_is_not_a_pass_by_the_suite_of_the_runs(runs: Path, tmp_pa
     )
     # Both runs recorded their suite.
     measures = [one for level in verdict["levels"].values() for one in level["measures"]]
-    assert {one["margin"].split()[0] for one in measures} == {"0.05", "0.0001"}
-    assert not any("margins are" in note for note in verdict["notes"])
-    assert "0.0001 (suite quick.toml)" in json.dumps(verdict["levels"])
+    assert {one["margin"] for one in measures} == {0.05, 0.0001}
+    assert {one["margin_source"] for one in measures} == {"suite quick.toml"}
+    assert "margins: suite quick.toml (of the base)" in verdict["notes"]
+    assert (tmp_path / "run" / "measurements.jsonl").read_text()
     # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
     assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### NOT_C"))
@@ -119,13 +120,11 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     assert done.stat().st_mtime_ns == written
     assert len([*done.parents[1].glob("counting/results_*.json")]) == 1
 
-    for options, notes in (
-        ([], []),
+    for options, note in (
+        ([], "margins: suite quick.toml (of the base)"),
         (
-            ["--suite", "retrained"],
-            [
-                "margins are those of suite retrained, of --suite: the base was run with suite quick.toml, "
-            ],
+            ["--suite", "retrained", "--margin", "0.1"],
+            "margins: suite retrained (--suite), not suite quick.toml of the base; --margin",
         ),
     ):
         code, verdict = judged(
@@ -133,9 +132,7 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
             *("--output", str(tmp_path / f"run{len(options)}")),
         )
         assert (code, verdict["verdict"]) == (0, "PASS"), verdict
-        found = [note for note in verdict["notes"] if note.startswith("margins are")]
-        assert len(found) == len(notes)
-        assert all(map(str.startswith, found, notes))
+        assert [one for one in verdict["notes"] if one.startswith("margins")] == [note]
 
 
 def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(

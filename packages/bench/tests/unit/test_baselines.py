@@ -80,7 +80,8 @@ def test_different_questions_need_a_reason(tmp_path: Path) -> None:
 def test_nan_is_refused_in_spite_of_a_reason(tmp_path: Path) -> None:
     wrong = evaluation(task([item(0, log_probability=math.nan)]))
     with pytest.raises(
-        UsageError, match="this evaluation cannot be a baseline: sums: 1 of 1 log-prob"
+        UsageError,
+        match="this evaluation cannot be a baseline: sums: NaN or infinite: 1 of 1 log-prob",
     ):
         write(wrong, tmp_path / "b.json", "please")
     assert not (tmp_path / "b.json").exists()

@@ -74,9 +74,11 @@ def test_underpowered_reports_the_needed_items() -> None:
     assert measure.items_needed == 322
     verdict = verdict_of(found)
     assert verdict.verdict is verdict.levels["sums"].verdict is Outcome.NOT_COMPARED
-    told = "100 items cannot exclude a drop of 2%; about 322 would (--limit 322 on both sides) if the candidate is as good"
-    values = "acc 100.0% -> 100.0%, difference +0.0% (90% interval -2.6% to +2.6%)"
+    told = "100 items cannot exclude a drop of 2 points, about 322 would"
+    values = "acc 100.0% -> 100.0%, +0.0 points (90% interval -2.6 to +2.6)"
     assert verdict.levels["sums"].reason == f"underpowered: {values}: {told}"
+    assert str(verdict.headline).endswith("run both sides with --limit 322.")
+    assert verdict.next_steps == []
 
 
 def test_certain_drop_passes_if_a_drop_of_the_margin_is_excluded() -> None:
@@ -119,7 +121,7 @@ def test_no_smaller_number_of_items_is_said_to_suffice() -> None:
             asked = re.search(
                 r"([\d,]+) items in [\d,]+ clusters cannot", measure_in_words(measure)
             )
-            enough = re.search(r"about ([\d,]+) would", measure_in_words(measure))
+            enough = re.search(r"about ([\d,]+)", measure_in_words(measure))
             assert (asked is not None) is (measure.judged is Outcome.NOT_COMPARED)
             assert (enough is not None) is (measure.items_needed is not None)
             if asked and enough:
@@ -145,7 +147,7 @@ def test_suspiciously_good_candidate_passes_with_a_note() -> None:
     verdict = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes[0].endswith(
-        "higher by more than 2%: did the training data contain the questions?"
+        "higher by more than 2 points: did the training data contain the questions?"
     )
 
 
@@ -164,7 +166,9 @@ def test_nan_of_the_candidate_fails_and_nan_of_the_base_is_not_compared() -> Non
     failed = compare(evaluation(good), evaluation(bad), TERMS)
     verdict = verdict_of(failed)
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
-    assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
+    assert "NaN or infinite: 1 of 9 log-probabilities of the candidate" in str(
+        verdict.levels["sums"].reason
+    )
     assert judged(bad, good) is Outcome.NOT_COMPARED
 
 
@@ -284,7 +288,7 @@ def test_lower_is_better_where_the_task_says_so() -> None:
     assert judged(rated(40), rated(160)) is Outcome.FAIL
     assert judged(rated(160), rated(40)) is Outcome.PASS
     text = verdict_of(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS)).to_json()
-    assert "difference +30.0% (90% interval +26.4% to +33.9%)" in text
+    assert "+30.0 points (90% interval +26.4 to +33.9)" in text
     assert "higher by more than chance" in text
 
 
@@ -311,9 +315,12 @@ def changed(number: int, **update: str) -> TaskResult:
         (changed(3, target_hash="other"), "1 of 10 right answers differ"),
         (
             replace(BASE, items=BASE.items[:-2]),
-            "missing from the candidate: 2 of 10 documents",
+            "2 of the base's 10 documents are missing from the candidate",
         ),
-        (task([*BASE.items, item(99)]), "only in the candidate: 1 documents"),
+        (
+            task([*BASE.items, item(99)]),
+            "1 of the candidate's 11 documents are missing from the base",
+        ),
     ],
 )
 def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
@@ -322,26 +329,25 @@ def test_different_questions_are_named_and_not_compared(candidate: TaskResult, t
     (one,) = found.tasks
     step = "evaluate the base again with the settings of the candidate, and compare with that"
     if "documents" in told:
-        step = "run both sides with the same --limit"
+        fewer, more = ("candidate", "base") if "base's" in told else ("base", "candidate")
+        step = f"evaluate the {fewer} on all documents of the {more}"
     assert one.problem == f"the two sides answered different questions: {told}"
     assert one.next_step == step
     assert [str(one) for one in verdict_of(found).next_steps] == [f"sums: {step}"]
 
 
-@pytest.mark.parametrize(
-    ("base", "candidate"),
-    [
-        (BASE, changed(3, key="edited")),
-        (replace(BASE, num_documents=10), replace(BASE, items=BASE.items[:-2], num_documents=8)),
-    ],
-)
-def test_edited_documents_are_not_blamed_on_the_limit(
-    base: TaskResult, candidate: TaskResult
-) -> None:
-    (one,) = compare(evaluation(base), evaluation(candidate), Terms()).tasks
+def test_edited_documents_are_not_blamed_on_missing_ones() -> None:
+    (one,) = compare(evaluation(BASE), evaluation(changed(3, key="edited")), Terms()).tasks
     assert str(one.problem).endswith(
         "; the documents themselves differ: were texts or labels edited?"
     )
+
+
+def test_a_recorded_limit_is_the_reason_of_missing_documents() -> None:
+    limited = replace(BASE, items=BASE.items[:5], num_documents=10)
+    (one,) = compare(evaluation(BASE), evaluation(limited), Terms()).tasks
+    assert str(one.problem).endswith("5 of the base's 10 documents are missing from the candidate")
+    assert one.next_step == "run both sides with the same --limit"
 
 
 def test_other_questions_of_one_task_leave_the_others_judged() -> None:
@@ -371,6 +377,25 @@ def test_another_chat_template_refuses_every_task() -> None:
     ]
 
 
+def test_a_long_setting_is_cut_inside_its_quotes() -> None:
+    other = replace(evaluation(BASE), asked={"chat_template_sha": "0123456789" * 7})
+    verdict = verdict_of(compare(evaluation(BASE), other, TERMS))
+    expected = f"chat_template_sha is '{'0123456789' * 6}...', base None"
+    assert str(verdict.levels["sums"].reason).endswith(expected)
+
+
+def test_a_task_without_a_common_metric_has_no_advice_to_choose_one() -> None:
+    base = with_both_metrics(300, 300, "sums (a b)")
+    only_acc = replace(base, scores={"acc": base.scores["acc"]})
+    found = compare(evaluation(base), evaluation(only_acc), TERMS)
+    assert found.tasks[0].next_step == "judge a metric of both sides: --metric 'sums (a b)=acc'"
+    other = replace(base, scores={"f1": base.scores["acc"]})
+    found = compare(evaluation(base), evaluation(other), TERMS)
+    assert found.tasks[0].next_step == (
+        "no metric is on both sides: evaluate both with the same metrics"
+    )
+
+
 def test_task_without_a_right_answer_of_the_base_is_not_judged() -> None:
     nothing = replace(answered(0, 400), name="addition")
     alone = compare(evaluation(nothing), evaluation(nothing), TERMS)
@@ -393,17 +418,74 @@ def test_metric_without_a_right_answer_is_noted_next_to_log_probabilities() -> N
     assert found.notes == (told,)
 
 
-def test_advice_knows_the_number_of_documents() -> None:
-    for num_documents, told in (
-        (322, "; about 322 would (--limit 322 on both sides) if the candidate is as good"),
-        (
-            200,
-            "; about 322 would if the candidate is as good, but the task has only 200 documents: add documents or widen the margin",
-        ),
-    ):
-        side = evaluation(replace(answered(100, 100), num_documents=num_documents))
-        (measure,) = compare(side, side, TERMS).tasks[0].measures
-        assert measure_in_words(measure).endswith(told)
+def test_advice_for_tasks_with_too_few_documents_is_given_once() -> None:
+    tasks = [
+        replace(answered(15, 15), name=f"t{number}", num_documents=60 + number)
+        for number in range(5)
+    ]
+    found = compare(evaluation(*tasks), evaluation(*tasks), TERMS)
+    (step,) = verdict_of(found).next_steps
+    assert str(step) == (
+        "t0, t1, t2 and 2 more: add documents or widen the margin: the task has fewer than needed"
+    )
+    (measure,) = found.tasks[0].measures
+    # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 15))² / 0.02²
+    assert measure_in_words(measure).endswith(
+        "15 items cannot exclude a drop of 2 points, about 788 of the task's 60 documents would"
+    )
+    assert all(
+        one.reason is None or "; " not in one.reason for one in verdict_of(found).levels.values()
+    )
+
+
+def test_undecided_task_is_one_clause_that_names_its_other_measures() -> None:
+    side = evaluation(with_both_metrics(100, 100, "sums", 100))
+    (reason,) = {one.reason for one in verdict_of(compare(side, side, TERMS)).levels.values()}
+    assert str(reason).startswith("underpowered: acc 100.0% -> 100.0%")
+    assert str(reason).endswith("about 322 would (also undecided: acc_norm)")
+
+
+def test_significant_drop_within_the_margin_is_in_the_headline() -> None:
+    sides = evaluation(answered(8_000, 8_000)), evaluation(answered(7_970, 8_000))
+    verdict = verdict_of(compare(*sides, TERMS))
+    assert verdict.verdict is Outcome.PASS
+    assert str(verdict.headline).endswith(
+        " Worse by more than chance, within the margin: sums acc."
+    )
+    (note,) = verdict.notes
+    told = "lower by more than chance (p = 9.3e-10), but a drop of 2 points is excluded"
+    assert note.endswith(told)
+    # An equal candidate, and a better one, are not worse.
+    for pair in ((sides[0], sides[0]), sides[::-1]):
+        assert "Worse" not in str(verdict_of(compare(*pair, TERMS)).headline)
+
+
+def test_passing_tasks_of_a_passing_pool_have_no_note_of_their_own() -> None:
+    side = suite(60, num_lost=0, num_items=400)
+    notes = verdict_of(compare(side, side, TERMS)).notes
+    assert [note.partition(":")[0] for note in notes] == ["all tasks"]
+
+
+def test_failure_of_a_second_metric_names_its_lost_items() -> None:
+    base, worse = with_both_metrics(300, 300), with_both_metrics(300, 200)
+    found = compare(evaluation(base), evaluation(worse), TERMS)
+    assert not found.tasks[0].lost
+    lines = comparison_as_markdown(found).splitlines()
+    assert lines[2] == "#### sums: 10 largest losses of acc_norm"
+    assert all(line.endswith("acc_norm: 1 -> 0") for line in lines[4:])
+
+
+def test_failure_of_log_probabilities_names_the_largest_losses() -> None:
+    base = [item(n, log_probability=-1.0) for n in range(400)]
+    now = [item(n, log_probability=-1.1 - n / 1000) for n in range(400)]
+    found = compare(evaluation(task(base)), evaluation(task(now)), TERMS)
+    assert not found.tasks[0].lost
+    lines = comparison_as_markdown(found).splitlines()
+    place = lines.index("#### sums: 10 largest losses of log-probability")
+    assert lines[place + 2] == (
+        "- `399+1=`, right: `400`, base: `400`, candidate: `400`, log-probability: -1 -> -1.499"
+    )
+    assert len(lines) == place + 12
 
 
 def test_number_of_clusters_is_stated() -> None:
@@ -411,7 +493,8 @@ def test_number_of_clusters_is_stated() -> None:
     found = compare(evaluation(task(items)), evaluation(task(items)), Terms(accuracy=0.2))
     (measure,) = found.tasks[0].measures
     assert measure_in_words(measure).endswith("is excluded by 400 items in 50 clusters")
-    assert '"items": "400 in 50 clusters"' in verdict_of(found).to_json()
+    (numbers,) = (verdict_of(found).levels["sums"].model_extra or {})["measures"]
+    assert (numbers["items"], numbers["clusters"]) == (400, 50)
 
 
 def test_clusters_that_only_the_candidate_recorded_do_not_count() -> None:
@@ -445,7 +528,7 @@ def test_task_of_the_base_alone_is_named_and_forbids_a_pass() -> None:
     reason = "only the base has this task: the candidate is not compared with it"
     assert verdict.levels["mmlu"].reason == reason
     assert [step.purpose for step in verdict.next_steps] == [
-        "mmlu: run the candidate again with this task, or name the tasks to judge with --task"
+        "mmlu: run the candidate again with this task, or judge what both sides have: --task sums"
     ]
     assert compare(base, evaluation(FEWER), TERMS).judged is Outcome.FAIL
     assert compare(base, evaluation(), TERMS).judged is Outcome.NOT_COMPARED
@@ -474,13 +557,15 @@ def test_tasks_of_one_side_are_named_next_to_different_questions() -> None:
         assert told in text
 
 
-def with_both_metrics(num_right: int, num_normalized: int, name: str = "sums") -> TaskResult:
-    """400 items with `acc` and `acc_norm`."""
+def with_both_metrics(
+    num_right: int, num_normalized: int, name: str = "sums", num_items: int = 400
+) -> TaskResult:
+    """Items with `acc` and `acc_norm`."""
     scores = {
-        metric: Score(kind="yes-no", values=tuple(float(n < num) for n in range(400)))
+        metric: Score(kind="yes-no", values=tuple(float(n < num) for n in range(num_items)))
         for metric, num in (("acc", num_right), ("acc_norm", num_normalized))
     }
-    return replace(answered(num_right, 400), name=name, scores=scores)
+    return replace(answered(num_right, num_items), name=name, scores=scores)
 
 
 @pytest.mark.parametrize(
@@ -555,34 +640,34 @@ GIVEN = SuiteTerms(name="lax.toml", terms=Terms(accuracy=0.5))
 @pytest.mark.parametrize(
     ("base", "candidate", "given", "accuracy", "told"),
     [
-        (of_suite("s.toml"), of_suite("s.toml"), None, 0.01, None),
+        (of_suite("s.toml"), of_suite("s.toml"), None, 0.01, "margins: suite s.toml (of the base)"),
         (
             of_suite("s.toml"),
             of_suite("t", 0.2),
             None,
             0.01,
-            "margins are those of suite s.toml, of the base: the base was run with suite s.toml, and the candidate was run with suite t",
+            "margins: suite s.toml (of the base), not suite t of the candidate",
         ),
         (
             of_suite(None),
             of_suite("t", 0.2),
             None,
             0.03,
-            "margins are those of suite offline, the default: the base was run with no suite, and the candidate was run with suite t",
+            "margins: suite offline (default), not suite t of the candidate",
         ),
         (
             of_suite(None),
             of_suite(None),
             None,
             0.03,
-            "margins are those of suite offline, the default: the base was run with no suite, and the candidate was run with no suite",
+            "margins: suite offline (default)",
         ),
         (
             of_suite("s.toml"),
             of_suite("s.toml"),
             GIVEN,
             0.5,
-            "margins are those of suite lax.toml, of --suite: the base was run with suite s.toml, and the candidate was run with suite s.toml",
+            "margins: suite lax.toml (--suite), not suite s.toml of the base",
         ),
     ],
 )
@@ -591,13 +676,13 @@ def test_suite_of_the_base_judges(
     candidate: Evaluation,
     given: SuiteTerms | None,
     accuracy: float,
-    told: str | None,
+    told: str,
 ) -> None:
-    terms, notes = choose_terms(base, candidate, given, OFFLINE)
+    terms, note = choose_terms(base, candidate, given, OFFLINE)
     assert terms.accuracy == accuracy
     used = given or SuiteTerms.of(base) or OFFLINE
     assert terms.sources["accuracy"] == f"suite {used.name}"
-    assert notes == ([] if told is None else [told])
+    assert note == told
 
 
 def test_invalid_recorded_suite_is_a_usage_error() -> None:

@@ -32,6 +32,7 @@ from assay_bench.comparison_files import (
 )
 from assay_bench.paired_statistics import Differences
 from assay_bench.performance.running import performance_table
+from assay_bench.results import Score
 from packages.bench.tests.unit.performance.sample_results import performance_result
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.bench.tests.unit.test_comparing import OFFLINE, TERMS, suite
@@ -63,12 +64,28 @@ def test_both_sides_of_each_measure_are_a_table_of_the_report(tmp_path: Path) ->
     (line,) = report.measures
     assert line == {
         "level": "sums", "measure": "acc", "base": "1", "candidate": "0.975", "difference": "-0.025",
-        "interval": "-0.0414 to -0.015 (90.0%)", "margin": "0.02", "items": "400", "verdict": "FAIL",
+        "low": line["low"], "high": line["high"], "confidence": "0.9", "margin": "0.02", "margin source": "",
+        "p": "0.000976562", "items": "400", "clusters": "", "items needed": "", "verdict": "FAIL",
     }  # fmt: skip
+    (numbers,) = json.loads((tmp_path / "verdict.json").read_text())["levels"]["sums"]["measures"]
+    assert (numbers["low"], numbers["high"]) == pytest.approx((-0.0414, -0.015), abs=1e-4)
+    assert (numbers["items"], numbers["items_needed"]) == (400, None)
+    assert numbers["p"] == pytest.approx(0.5**10)
+    (row,) = report.measurements
+    assert (row.level, row.statistic, row.expected, row.actual) == ("sums", "acc", 1.0, 0.975)
     assert "<td>0.975</td>" in render_html(report)
     stream = io.StringIO()
     print_report(report, open_text_console(stream), None)
     assert "0.975" not in stream.getvalue()  # in percent
+
+
+def test_equal_samples_are_named_wherever_they_lie(tmp_path: Path) -> None:
+    told = "BASE and CANDIDATE hold equal samples: one run compared with itself, or two that agree in every bit"
+    first, copy = (write(tmp_path / name, {"sums": [sample("sums", 0)]}) for name in "ab")
+    other = write(tmp_path / "c", {"sums": [sample("sums", 0, filtered_resps=["6"])]})
+    for candidate, is_same in ((first, True), (copy, True), (other, False)):
+        found = write_comparison(*read_sides(first, candidate, {}), Terms(), tmp_path)
+        assert (found.notes[:1] == (told,)) is is_same
 
 
 def test_a_pass_says_what_was_tested() -> None:
@@ -132,12 +149,12 @@ def test_every_limit_names_what_set_it() -> None:
         "Not worse by the margin of suite offline: 400 items"
     )
     for found, told in (
-        (excluded, "a drop of 3% (suite offline) is excluded"),
-        (excluded, '"margin": "0.03 (suite offline)"'),
-        (compare(few, few, terms), "cannot exclude a drop of 3% (suite offline);"),
+        (excluded, "a drop of 3 points is excluded"),
+        (excluded, '"margin_source": "suite offline"'),
+        (compare(few, few, terms), "cannot exclude a drop of 3 points, about"),
         (
             compare(evaluation(answered(100, 400)), all_right, terms),
-            "higher by more than 3% (suite offline):",
+            "higher by more than 3 points:",
         ),
     ):
         assert told in verdict_of(found).to_json()
@@ -196,12 +213,56 @@ def test_a_failure_is_stated_once_and_names_the_lost_questions(tmp_path: Path) -
     assert lost in stream.getvalue()
 
 
-def test_sides_with_other_documents_need_the_same_limit() -> None:
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (("x", ""), "base: `x`, candidate: `(empty)`"),
+        (("x", "   "), "base: `x`, candidate: `␣␣␣`"),
+        (("a b", "a  b"), "base: `a b`, candidate: `a␣␣b`"),
+        ((" x", "x\n\t"), "base: `␣x`, candidate: `x⏎⇥`"),
+    ],
+)
+def test_answers_that_differ_in_spaces_are_told_apart(answers: tuple[str, str], told: str) -> None:
+    sides = [
+        evaluation(task([replace(item(0, right=right), answer=answer)]))
+        for right, answer in zip((True, False), answers, strict=True)
+    ]
+    assert told in comparison_as_markdown(compare(sides[0], sides[1], Terms()))
+
+
+def test_a_failure_names_its_tasks_first_and_each_measure_on_a_line(tmp_path: Path) -> None:
+    scores = {
+        name: [
+            Score(kind="yes-no", values=tuple(float(n < num) for n in range(400)))
+            for num in (400, 300)
+        ]
+        for name in ("acc", "acc_norm", "acc_bytes")
+    }
+    sides = [
+        evaluation(
+            replace(answered(num, 400), scores={name: pair[place] for name, pair in scores.items()})
+        )
+        for place, num in enumerate((400, 300))
+    ]
+    write_comparison(sides[0], sides[1], TERMS, tmp_path)
+    stream = io.StringIO()
+    print_report(read_report(tmp_path), open_text_console(stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == "Worse by more than chance: sums."
+    assert [line.split()[:2] for line in lines[2:5]] == [
+        ["sums:", "acc"], ["acc_norm", "100.0%"], ["acc_bytes", "100.0%"],
+    ]  # fmt: skip
+    assert stream.getvalue().count("acc_norm 100.0% -> 75.0%") == 1
+
+
+def test_sides_with_missing_documents_name_the_side_to_evaluate() -> None:
     verdict = verdict_of(compare(evaluation(answered(3, 4)), evaluation(answered(2, 3)), Terms()))
     assert verdict.levels["sums"].reason == (
-        "the two sides answered different questions: missing from the candidate: 1 of 4 documents"
+        "the two sides answered different questions: 1 of the base's 4 documents are missing from the candidate"
     )
-    assert list(map(str, verdict.next_steps)) == ["sums: run both sides with the same --limit"]
+    assert list(map(str, verdict.next_steps)) == [
+        "sums: evaluate the candidate on all documents of the base"
+    ]
 
 
 def test_clusters_of_unknown_tasks_and_of_baselines_are_refused(tmp_path: Path) -> None:
@@ -268,10 +329,18 @@ def test_text_of_a_performance_result_is_harmless(path: str) -> None:
 @pytest.mark.parametrize(
     ("margin", "low", "told"),
     [
-        (0.0125, -0.02, "(90% interval -2.0% to +1.0%): 100 items cannot exclude a drop of 1.25%"),
+        (
+            0.0125,
+            -0.02,
+            "(90% interval -2.0 to +1.0): 100 items cannot exclude a drop of 1.25 points",
+        ),
         # The number printed is the number judged.
-        (0.03, -0.0298, "(90% interval -2.98% to +1.00%): 100 items cannot exclude a drop of 3%"),
-        (0.03, -0.03, "(90% interval -3.0% to +1.0%): 100 items cannot exclude a drop of 3%"),
+        (
+            0.03,
+            -0.0298,
+            "(90% interval -2.98 to +1.00): 100 items cannot exclude a drop of 3 points",
+        ),
+        (0.03, -0.03, "(90% interval -3.0 to +1.0): 100 items cannot exclude a drop of 3 points"),
     ],
 )
 def test_margin_is_not_rounded_and_bounds_are_on_its_right_side(

@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,16 @@ def sample(kind: str, number: int, **update: Any) -> dict[str, Any]:
     return kinds[kind] | document | hashes(number) | {"filter": "none"} | update
 
 
+def numbered(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give each line of a filter its own doc_id, as lm-eval does."""
+    seen: Counter[str] = Counter()
+    found = []
+    for line in lines:
+        found.append(line | {"doc_id": seen[line["filter"]]})
+        seen[line["filter"]] += 1
+    return found
+
+
 def write(folder: Path, samples: dict[str, list[dict[str, Any]]], **update: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
@@ -89,7 +101,7 @@ def write(folder: Path, samples: dict[str, list[dict[str, Any]]], **update: Any)
     }
     (folder / f"results_{STAMP}.json").write_text(json.dumps(results | update))
     for name, lines in samples.items():
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = "".join(json.dumps(line) + "\n" for line in numbered(lines))
         (folder / f"samples_{name}_{STAMP}.jsonl").write_text(text)
     return folder
 
@@ -147,8 +159,24 @@ def test_right_choice_can_be_given_as_text(tmp_path: Path) -> None:
     assert item.log_probability == pytest.approx(-9 / 5)
 
 
+STRICT, FLEX = "strict-match", "flexible-extract"
+
+
+def filtered(folder: Path, *filters: str, num: int = 1) -> Evaluation:
+    """Read a task whose answers have these filters, each right."""
+    steps = [{"name": name, "filter": [{"function": name}]} for name in filters]
+    config = {"sums": {"output_type": "generate_until", "filter_list": steps}}
+    lines = [
+        sample("sums", number, filter=name, exact_match=1.0)
+        for name in filters
+        for number in range(num)
+    ]
+    groups: dict[str, Any] = {"group_subtasks": {"sums": []}}
+    return read_evaluation(write(folder, {"sums": lines}, configs=config, **groups))
+
+
 def test_each_filter_of_a_task_is_a_task(tmp_path: Path) -> None:
-    strict, flexible = ({"filter": name} for name in ("strict-match", "flexible-extract"))
+    strict, flexible = ({"filter": name} for name in (STRICT, FLEX))
     lines = [sample("sums", 0, **strict), sample("sums", 0, **flexible, exact_match=1.0)]
     write(tmp_path, {"sums": lines})
     found = read_evaluation(tmp_path).tasks
@@ -156,6 +184,39 @@ def test_each_filter_of_a_task_is_a_task(tmp_path: Path) -> None:
         "sums (strict-match)": 0.0,
         "sums (flexible-extract)": 1.0,
     }
+
+
+def test_a_filter_is_paired_whatever_other_filters_the_task_has(tmp_path: Path) -> None:
+    both, strict = (
+        filtered(tmp_path / "a", STRICT, FLEX, num=200),
+        filtered(tmp_path / "b", STRICT, num=200),
+    )
+    found = compare(both, strict, Terms())
+    assert {one.name: one.judged for one in found.tasks} == {
+        f"sums ({STRICT})": Outcome.PASS,
+        f"sums ({FLEX})": Outcome.NOT_COMPARED,
+    }
+    (step,) = verdict_of(found).next_steps
+    assert step.purpose == (
+        "sums (flexible-extract): run the candidate again with this task, or judge what both sides have:"
+        " --task 'sums (strict-match)'"
+    )
+    chosen = Terms(tasks=("sums (strict-match)",))
+    assert compare(both, strict, chosen).judged is Outcome.PASS
+    assert compare(strict, both, Terms()).judged is Outcome.PASS
+    # Another definition of the same filter is another question.
+    items = both.tasks[f"sums ({STRICT})"]
+    other = replace(items, asked=items.asked | {"filter_list": []})
+    changed = replace(strict, tasks={items.name: other})
+    assert "filter_list" in str(compare(strict, changed, Terms()).tasks[0].problem)
+
+
+def test_filters_of_a_task_are_no_group_and_count_each_document_once(tmp_path: Path) -> None:
+    side = filtered(tmp_path, STRICT, FLEX, num=300)
+    assert side.groups == {}
+    verdict = verdict_of(compare(side, side, Terms()))
+    assert (verdict.verdict, verdict.compared) == (Outcome.PASS, 300)
+    assert str(verdict.headline).startswith("Not worse by the margin: 300 items")
 
 
 def choices(document: int, *, right: bool = True, **update: Any) -> dict[str, Any]:
@@ -273,7 +334,10 @@ def test_a_metric_that_a_task_turns_around_is_excluded_and_the_others_judge(tmp_
     turned, plain = read_evaluation(folder), read(tmp_path / "plain", task=ALONE)
     task = turned.tasks["task"]
     assert (task.problem, task.metric, set(task.scores)) == ("", "acc_norm", {"acc_norm"})
-    why = "higher_is_better: false of acc would judge a worse model as better; set it to true"
+    why = (
+        "higher_is_better: false of acc would judge a worse model as better; set it to true under metric_list in"
+        " the task's YAML file"
+    )
     told = f"task: acc is not judged: {why}"
     assert told in judge_scores(turned).notes
     terms = Terms(accuracy=0.9, log_probability=9.0)
@@ -283,19 +347,98 @@ def test_a_metric_that_a_task_turns_around_is_excluded_and_the_others_judge(tmp_
     # What the base can judge, and the candidate turned around, is missing.
     found = compare(plain, turned, terms)
     assert found.judged is Outcome.NOT_COMPARED
-    assert found.tasks[0].problem == f"acc is not judged: the candidate has no values of it: {why}"
-    assert found.tasks[0].next_step == (
-        "the candidate has acc_norm, log-probability: judge a metric of both sides with --metric task=acc_norm"
-    )
+    assert found.tasks[0].problem == f"acc of the candidate is not judged: {why}"
+    assert found.tasks[0].next_step == "judge a metric of both sides: --metric task=acc_norm"
     assert [one.judged for one in found.tasks[0].measures] == [Outcome.PASS] * 2
 
 
-def test_newest_results_are_read(tmp_path: Path) -> None:
-    write(tmp_path, {"sums": [sample("sums", 0)]}, model_name="older")
-    newer = json.loads((tmp_path / f"results_{STAMP}.json").read_text()) | {"model_name": "newer"}
-    (tmp_path / "results_2027.json").write_text(json.dumps(newer))
-    (tmp_path / "samples_sums_2027.jsonl").write_text(json.dumps(sample("sums", 1)))
-    assert read_evaluation(tmp_path).name == "newer"
+def later(folder: Path, task: str, **update: Any) -> None:
+    """Write newer results of one task next to those in `folder`."""
+    results = json.loads((folder / f"results_{STAMP}.json").read_text())
+    update = {"configs": {task: {"output_type": KINDS[task]}}} | update
+    (folder / "results_2027.json").write_text(json.dumps(results | update))
+    (folder / f"samples_{task}_2027.jsonl").write_text(json.dumps(sample(task, 1)) + "\n")
+
+
+@pytest.mark.parametrize("task", ["sums", "texts"])
+def test_newest_results_are_read_and_older_ones_are_named(task: str, tmp_path: Path) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0)]})
+    later(tmp_path, task)
+    found = read_evaluation(tmp_path)
+    assert list(found.tasks) == [task]
+    note = (
+        f"{tmp_path}: results_2027.json was read, older results were ignored: results_{STAMP}.json"
+    )
+    assert found.notes == (note,)
+    assert note in judge_scores(found).notes
+    assert note in compare(found, found, Terms()).notes
+    assert read_evaluation(tmp_path / f"results_{STAMP}.json").notes == ()
+
+
+def test_a_folder_of_two_models_is_refused_and_names_both(tmp_path: Path) -> None:
+    for name in ("m1", "m2"):
+        write(tmp_path / name, {"sums": [sample("sums", 0)]}, model_name=name)
+    with pytest.raises(UsageError) as raised:
+        read_evaluation(tmp_path)
+    assert str(raised.value) == (
+        f"{tmp_path}: it holds results of several models or folders; name one of: {tmp_path}/m1, {tmp_path}/m2"
+    )
+    assert read_evaluation(tmp_path / "m1").name == "m1"
+    # `--output_path FILE.json` puts every model into one folder.
+    later(tmp_path / "m1", "sums", model_name="m3")
+    with pytest.raises(UsageError, match=r"name one of: .*/results_2026.*json, .*/results_2027"):
+        read_evaluation(tmp_path / "m1")
+
+
+def test_a_file_of_samples_or_of_perf_is_sent_to_what_reads_it(tmp_path: Path) -> None:
+    write(tmp_path, {"sums": [sample("sums", 0), sample("sums", 1)]})
+    samples = tmp_path / f"samples_sums_{STAMP}.jsonl"
+    with pytest.raises(UsageError) as raised:
+        read_evaluation(samples)
+    assert (
+        str(raised.value) == f"{samples}: samples alone are not results: name the folder {tmp_path}"
+    )
+    perf = tmp_path / "perf"
+    perf.mkdir()
+    (perf / "performance.json").write_text("{}")
+    with pytest.raises(UsageError, match="results of `perf`: compare them with `assay bench ab`"):
+        read_evaluation(perf)
+
+
+def append(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
+    with (folder / f"samples_sums_{STAMP}.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_document_with_two_lines_is_refused(tmp_path: Path) -> None:
+    lines = [sample("sums", number) for number in range(3)]
+    folder = write(tmp_path, {"sums": lines})
+    append(folder, [sample("sums", number, exact_match=1.0) for number in (1, 2)])
+    with pytest.raises(UsageError) as raised:
+        read_evaluation(folder)
+    assert str(raised.value).endswith(
+        "2 of 5 lines of filter none repeat a doc_id, first 1: lm-eval writes one line for each document"
+    )
+
+
+def test_other_filters_and_new_documents_of_equal_content_are_no_repeats(tmp_path: Path) -> None:
+    lines = [sample("sums", 0, filter=name) for name in ("a", "a", "b", "b")]
+    assert [one.num_repeats for one in read(tmp_path, sums=lines).tasks.values()] == [1, 1]
+
+
+def test_a_number_of_samples_that_contradicts_the_results_is_refused(tmp_path: Path) -> None:
+    counts = {"n-samples": {"sums": {"original": 400, "effective": 2}}}
+    lines = [sample("sums", number) for number in range(3)]
+    assert read_evaluation(write(tmp_path / "right", {"sums": lines[:2]}, **counts)).tasks
+    for given in (lines, lines[:1]):
+        folder = write(tmp_path / f"{len(given)}", {"sums": given}, **counts)
+        with pytest.raises(
+            UsageError, match=f"{len(given)} documents of filter none, the results say 2"
+        ):
+            read_evaluation(folder)
+    # lm-eval counts the values of a metric, which may apply to some documents only.
+    some = [*lines[:2], sample("sums", 2, metrics=[])]
+    assert read_evaluation(write(tmp_path / "some", {"sums": some}, **counts)).tasks
 
 
 def test_nan_likelihood_stays_nan(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.results import Score, TaskResult, judge_scores
+from assay_bench.results import Score, TaskResult, judge_scores, measurements_of
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 
@@ -128,7 +128,7 @@ def test_excluded_advantage_over_a_guess_fails() -> None:
 def test_infinite_likelihood_fails() -> None:
     verdict = judge_scores(evaluation(task([item(0), item(1, log_probability=math.inf)])))
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
-    assert verdict.levels["sums"].reason == "1 of 2 log-probabilities are NaN or infinite"
+    assert verdict.levels["sums"].reason == "NaN or infinite: 1 of 2 log-probabilities"
 
 
 def test_evaluation_without_tasks_is_not_a_pass() -> None:
@@ -177,6 +177,16 @@ def test_only_the_chosen_metric_is_judged() -> None:
     assert chosen.verdict is Outcome.PASS
     assert chosen.notes == [
         "sums: better than a guess (p = 1.4e-25): acc_norm 75.0% (a guess: 25.0%), 100 items"
+    ]
+
+
+def test_scores_and_those_of_a_guess_are_measurements() -> None:
+    choices = task(answered(90, 100).items, name="choices", chance=0.25)
+    rows = measurements_of(evaluation(choices, likelihoods(-1.5, -3.0), answered(9, 10)))
+    found = [(row.level, row.statistic, row.actual, row.expected) for row in rows]
+    assert found == [
+        ("choices", "acc", 0.9, 0.25),
+        ("text", "log-probability", pytest.approx(-1.49), pytest.approx(-3.0)),
     ]
 
 

@@ -34,7 +34,7 @@ from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.check import PRELOAD
 from assay.verdicts import Measurement, Outcome, Verdict
-from assay_bench.results import UNDERPOWERED, undecided_levels, underpowered
+from assay_bench.results import UNDERPOWERED, measurement, undecided_levels, underpowered
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
@@ -67,7 +67,10 @@ def judge_tunings(tunings: Sequence[TuningRecord]) -> tuple[Verdict, list[Measur
         title = tuning.title
         for name, part in held_out_parts(tuning).items():
             levels[f"{title}: {name}"] = judge_held_out(part, tuning)
-            rows.append(_row(f"{title}: {name}", part))
+            before, after = fmean(part.before), fmean(part.after)
+            rows.append(
+                measurement(f"{title}: {name}", "held-out", "loss", actual=after, expected=before)
+            )
     has_non_finite = any(not math.isfinite(one.loss) for tuning in tunings for one in tuning.losses)
     verdict = conclude(
         levels,
@@ -144,16 +147,16 @@ def judge_held_out(part: HeldOutPart, tuning: TuningRecord) -> LevelResult:
         return failed(num_rows, found)
     mean, error = fmean(changes), stdev(changes) / math.sqrt(num_rows)
     width = float(student_t.isf(SIGNIFICANCE, num_rows - 1)) * error
-    low, high, limit = mean - width, mean + width, f"and must be below {part.margin:g}"
+    low, high, limit = mean - width, mean + width, f"the limit of {part.margin:g}"
     if high < part.margin:
-        return passed(num_rows, reason=f"{found}: the change is at most {high:+.4f}, {limit}")
+        return passed(num_rows, reason=f"{found}: the change is at most {high:+.4f}, below {limit}")
     if low >= part.margin:
-        return failed(num_rows, f"{found}: the change is at least {low:+.4f}, {limit}")
+        return failed(num_rows, f"{found}: the change is at least {low:+.4f}, not below {limit}")
     quantiles = float(norm.isf(SIGNIFICANCE) + norm.isf(1 - _POWER))
     distance = abs(part.margin - mean) or math.ulp(1.0)
     needed = max(num_rows + 1, math.ceil(num_rows * (quantiles * error / distance) ** 2))
     return underpowered(
-        f"{found}: the change is between {low:+.4f} and {high:+.4f}, {limit}; about {needed:,} rows would decide:"
+        f"{found}: the change is between {low:+.4f} and {high:+.4f}, on both sides of {limit}; about {needed:,} rows would decide:"
         " set held_out_rows in the recipe",
         num_rows,
     )
@@ -162,14 +165,6 @@ def judge_held_out(part: HeldOutPart, tuning: TuningRecord) -> LevelResult:
 def _perplexity(loss: float) -> str:
     """Format a perplexity; a loss above 700 would overflow."""
     return f"{math.exp(min(loss, 700.0)):.4g}"
-
-
-def _row(level: str, part: HeldOutPart) -> Measurement:
-    before, after = fmean(part.before), fmean(part.after)
-    return Measurement(
-        level=level, module="", port="held-out", statistic="loss",
-        actual=after, expected=before, ratio=after / before if before else math.inf,
-    )  # fmt: skip
 
 
 Result = TypeVar("Result")

@@ -73,12 +73,12 @@ def test_more_probable_held_out_text_passes() -> None:
     # deviation is 0.075 / sqrt(3), and Student's t with three degrees of freedom exceeds 4.5407 in 1 %.
     assert learned.reason == (
         "held-out loss 3.4875 before and 2.0000 nats per token after 2 steps (perplexity 32.7 -> 7.389):"
-        " the change is at most -1.3892, and must be below -0.01"
+        " the change is at most -1.3892, below the limit of -0.01"
     )
     assert learned.compared == 4
     # Changes -2, -2.1, -2, -2.1: -2.05 + 4.5407 * 0.1 / sqrt(3) / 2.
-    assert str(sums.reason).endswith("the change is at most -1.9189, and must be below 0.1")
-    assert str(library.reason).endswith("the change is at most +0.2000, and must be below 0.3")
+    assert str(sums.reason).endswith("the change is at most -1.9189, below the limit of 0.1")
+    assert str(library.reason).endswith("the change is at most +0.2000, below the limit of 0.3")
 
 
 def test_part_that_is_forgotten_fails_and_is_named_although_the_mixture_is_learned() -> None:
@@ -113,7 +113,7 @@ def test_learning_is_a_fall_by_one_percent_of_the_perplexity(
     verdict, _ = judge_tunings([tuning(after=after)])
     learned = verdict.levels["micro:llama full seed 0: learned"]
     assert (verdict.verdict, learned.verdict) == (expected, expected)
-    assert str(learned.reason).endswith(", and must be below -0.01")
+    assert str(learned.reason).endswith("below the limit of -0.01")
 
 
 def test_chance_improvement_is_underpowered_and_says_how_many_rows_would_decide() -> None:
@@ -128,7 +128,7 @@ def test_chance_improvement_is_underpowered_and_says_how_many_rows_would_decide(
     reason = verdict.levels["micro:llama full seed 0: held-out sums"].reason
     assert reason == (
         "underpowered: held-out loss 4.3000 before and 4.2750 nats per token after 2 steps (perplexity 73.7 -> 71.88):"
-        " the change is between -1.9006 and +1.8506, and must be below 0.1; about 439 rows would decide:"
+        " the change is between -1.9006 and +1.8506, on both sides of the limit of 0.1; about 439 rows would decide:"
         " set held_out_rows in the recipe"
     )
 
@@ -157,5 +157,5 @@ def test_notes_report_changes_and_margins() -> None:
     assert len(levels) == sum(one.verdict is Outcome.PASS for one in verdict.levels.values()) > 0
     for note in levels:
         assert "(perplexity " in note
-        assert re.search(r": the change is at most [-+][\d.]+, and must be below -?[\d.]+$", note)
+        assert re.search(r": the change is at most [-+][\d.]+, below the limit of -?[\d.]+$", note)
     assert cost == "micro:llama full seed 0: 120 tokens in 1 s"

@@ -305,7 +305,7 @@ def _list_reasons(verdict: Verdict, *outcomes: Outcome | str | None) -> list[str
 
 
 # More clauses are hard to read in a line.
-_MOST_CLAUSES = 3
+_MOST_CLAUSES = 2
 
 
 def _split_clauses(reason: str) -> list[str]:

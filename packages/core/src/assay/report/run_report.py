@@ -265,7 +265,10 @@ class Report:
     def measures(self) -> list[dict[str, str]]:
         """Return the lines of a table of values on both sides, such as metrics of tasks, by column."""
         return [
-            {"level": one_line(name), **{column: str(cells[column]) for column in cells}}
+            {
+                "level": one_line(name),
+                **{name.replace("_", " "): _in_cell(value) for name, value in cells.items()},
+            }
             for name, level in self.verdict.levels.items()
             for cells in (level.model_extra or {}).get("measures", ())
         ]
@@ -305,6 +308,13 @@ class Report:
         return {
             title: [fact for fact in facts if fact[0] != "command"] for title, facts in flat.items()
         }
+
+
+def _in_cell(value: object) -> str:
+    """Return a value of a measure for a table; "" for none."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
 
 
 def read_report(folder: Path) -> Report:

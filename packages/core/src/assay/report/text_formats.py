@@ -60,7 +60,11 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text("")
         # The sentences above and the notes give the reasons.
         told = "\n".join([words.message, *map(one_line, report.notes)])
-        untold = [rung for rung in report.ladder if rung.reason not in told]
+        untold = [
+            rung
+            for rung in report.ladder
+            if not all(clause in told for clause in rung.reason.split("; "))
+        ]
         short = [rung for rung in untold if len(rung.reason) <= LONGEST_CELL]
         cells = [
             rung.cells | ({} if rung in short else {"worst": rung.error}) for rung in report.ladder
