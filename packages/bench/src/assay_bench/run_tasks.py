@@ -44,12 +44,11 @@ from assay.watchdog import temporary_folder
 from assay_bench.comparing import SuiteTerms, Terms
 from assay_bench.lm_eval_files import (
     MANIFEST,
-    METRICS,
     find_results,
-    inverted_metric,
     read_manifest,
     write_manifest,
 )
+from assay_bench.lm_eval_metrics import METRICS, inverted_metric
 
 Document = Mapping[str, Any]
 

@@ -35,8 +35,9 @@ from assay_bench.performance.running import performance_table
 from assay_bench.results import Score
 from packages.bench.tests.unit.performance.sample_results import performance_result
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
-from packages.bench.tests.unit.test_comparing import OFFLINE, TERMS, suite
+from packages.bench.tests.unit.test_comparing import TERMS, suite
 from packages.bench.tests.unit.test_lm_eval_files import sample, write
+from packages.bench.tests.unit.test_suite_terms import OFFLINE
 from packages.core.tests.poison import (
     POISON,
     assert_harmless_markdown,

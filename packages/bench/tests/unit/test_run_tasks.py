@@ -14,7 +14,7 @@ from assay.models.sources import hash_files, resolve_model
 from assay.runs import SilentProgress
 from assay_bench import run_tasks
 from assay_bench.comparing import Terms
-from assay_bench.lm_eval_files import METRICS
+from assay_bench.lm_eval_metrics import METRICS
 from assay_bench.run_tasks import (
     DONE_FILE,
     TASKS,
