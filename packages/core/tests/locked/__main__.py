@@ -3,7 +3,7 @@
     python -m packages.core.tests.locked FOLDER [--record] [--part NAME ...]
 
 Record on the commit before a change of structure, compare on the commit after it, on one machine:
-other hardware rounds otherwise. Times, paths and the environment are left out of the comparison.
+other hardware rounds differently. Times, paths and the environment are left out of the comparison.
 """
 
 import argparse

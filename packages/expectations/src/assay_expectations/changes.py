@@ -89,7 +89,7 @@ class Change:
     grown: list[GrownLayer]
     """Modules with a larger error, in the order in which they end. The first one causes the change.
 
-    None if the exact outputs moved: other values round otherwise.
+    None if the exact outputs moved: other values round differently.
     """
     content: list[str]
     """Differences in content."""

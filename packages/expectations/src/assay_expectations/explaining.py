@@ -126,12 +126,12 @@ def describe_other_rounding(expectation: Expectation, seen: Seen, here: AllSeen)
         return ""
     return (
         "the run is not bitwise the captured one, although versions, processor, threads and weights are the same, and"
-        " all captures were bitwise equal: a library may have been edited so that it only rounds otherwise"
+        " all captures were bitwise equal: a library may have been edited so that it only rounds differently"
     )
 
 
 def describe_setup_effect(expectation: Expectation, effect: Exact | str) -> str:
-    """Describe what the setup function does to the exact outputs; "" if it only rounds otherwise."""
+    """Describe what the setup function does to the exact outputs; "" if it only rounds differently."""
     where, dtype = (
         f"{expectation.provenance.yardstick_dtype} on the host",
         expectation.key.machine.dtype,

@@ -513,7 +513,7 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)}
-    # Code for one step of a recurrence rounds otherwise than that for a text, as in Mamba2's norms.
+    # Code for one step of a recurrence rounds differently from that for a text, as in Mamba2's norms.
     is_recurrent = getattr(loaded.model, "_is_stateful", False) or _RECURRENT in (
         getattr(config, "layer_types", None) or ()
     )

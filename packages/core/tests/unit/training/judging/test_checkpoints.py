@@ -233,10 +233,10 @@ def test_trainer_that_declares_an_inexact_resume_has_its_first_loss_exact() -> N
         return judge_checkpoint(evidence(reports=[one], options={"resume_at": 1}))
 
     assert result_of(later, None).level.verdict is Outcome.FAIL
-    passed = result_of(later, "it rounds otherwise")
+    passed = result_of(later, "it rounds differently")
     assert passed.level.verdict is Outcome.PASS
-    assert passed.notes[0].startswith("it rounds otherwise: of the resumed run")
-    assert result_of(first, "it rounds otherwise").level.verdict is Outcome.FAIL
+    assert passed.notes[0].startswith("it rounds differently: of the resumed run")
+    assert result_of(first, "it rounds differently").level.verdict is Outcome.FAIL
 
 
 def test_every_rank_goes_on_as_it_would_have() -> None:
