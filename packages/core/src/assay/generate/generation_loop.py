@@ -177,7 +177,12 @@ def _returns_no_logits(error: BaseException | None) -> TypeGuard[OutputError]:
 
 def _find_limits(loaded: LoadedModel, processing: ImageProcessing | str) -> ModelLimits:
     limits = find_input_limits(loaded, processing, generate)
-    return with_additions(loaded, limits, generate)
+    try:
+        return with_additions(loaded, limits, generate)
+    except OutputError as error:
+        if loaded.can_generate and _returns_no_logits(error):
+            raise
+    return limits  # the check names what the model raises
 
 
 # Of RWKV and RecurrentGemma, padding changes the logits by 0.08 or more.

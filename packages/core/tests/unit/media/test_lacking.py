@@ -64,3 +64,13 @@ def test_size_that_never_fits_is_given_up() -> None:
 
     sides = [shape[-1] for shape in shapes]
     assert sorted(sides) == [2, 8, 32, 128, 512]
+
+
+def test_text_of_a_classifier_ends_with_the_token_that_it_needs() -> None:
+    def run(_: Any, batch: Batch) -> None:
+        if batch.rows[0][-1] != 2:
+            raise ValueError("Each example must contain at least one <eos> token.")
+
+    loaded: Any = SimpleNamespace(**{**vars(LOADED), "vocab_size": 9, "reads_tokens": True})
+
+    assert complete(loaded, ModelLimits(9, end_token_id=2), run).media == ()
