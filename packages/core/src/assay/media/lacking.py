@@ -33,7 +33,8 @@ def try_inputs(
     special = {loaded.pad_token_id, *limits.placeholders}
     token = next((id_ for id_ in range(loaded.vocab_size) if id_ not in special), 0)
     end = token if limits.end_token_id is None else limits.end_token_id
-    rows = ((token, token, token, end), (token, token, end))[: 2 if limits.images else 1]
+    # Five tokens: a tensor of few elements that is not one for each token does not fit by chance.
+    rows = ((token,) * 4 + (end,), (token,) * 2 + (end,))[: 2 if limits.images else 1]
     batch = Batch(
         0,
         rows if limits.has_tokens else ((),),
