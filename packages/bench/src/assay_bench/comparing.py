@@ -197,7 +197,7 @@ class Measure:
     pool: str | None = None
     """The pool that passes, and contains this underpowered measure."""
     num_clusters: int | None = None
-    """None if the task has no clusters, or for a pool."""
+    """None if every item is independent of the others."""
     num_documents: int | None = None
     """All documents of the task; None if unknown, or for a pool."""
     losses: tuple[Loss, ...] = ()
@@ -527,7 +527,6 @@ def _measure(
         clusters_of([pair[0] for pair, *_ in values]),
         largest=1.0 if score.kind == "yes-no" else None,
     )
-    clusters = {pair[0].cluster for pair, *_ in values}
     changes = (Loss(sign * (now - was), pair, was, now) for pair, was, now in values)
     nats = score.kind == "nats per byte"
     margin = terms.log_probability if nats else terms.accuracy * score.scale
@@ -539,7 +538,6 @@ def _measure(
         margin=margin,
         source=terms.sources.get("log_probability" if nats else "accuracy", ""),
         higher_is_better=score.higher_is_better,
-        num_clusters=len(clusters) if all(clusters) else None,
         num_documents=num_documents,
         losses=_largest(one for one in changes if one.change < 0),
         **_test(differences, terms, margin, sign),
@@ -561,6 +559,7 @@ def _test(differences: Differences, terms: Terms, margin: float, sign: int) -> d
     )
     low, high = sorted(sign * bound for bound in bounds)
     needed = items_needed(differences, margin, terms.significance, terms.power)
+    num_clusters = len(differences.names_K)
     return {
         "differences": differences,
         "difference": sign * differences.mean + 0.0,  # not -0.0
@@ -568,6 +567,7 @@ def _test(differences: Differences, terms: Terms, margin: float, sign: int) -> d
         "high": high,
         "confidence": 1 - 2 * terms.significance,
         "num_items": differences.num_items,
+        "num_clusters": num_clusters if num_clusters < differences.num_items else None,
         "p_worse": p_worse(differences),
         "p_not_inferior": p_not_inferior(differences, margin),
         # An equally good candidate may need no more items: this one's difference is why.
@@ -594,7 +594,6 @@ def _pooled(members: Iterable[TaskComparison], terms: Terms) -> tuple[Measure, .
             first,
             base=base,
             candidate=candidate,
-            num_clusters=None,
             num_documents=None,
             losses=_largest(loss for one in measures for loss in one.losses),
             **_test(joined, terms, first.margin, sign),

@@ -5,7 +5,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -248,7 +248,7 @@ def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
 def verdict_of(comparison: EvaluationComparison) -> Verdict:
     """Return the verdict, with a level for each task and pool."""
     base, candidate = comparison.base, comparison.candidate
-    levels = {one.name: _level_of(one) for one in comparison.parts}
+    levels = {one.name: _level_of(comparison, one) for one in comparison.parts}
     levels |= {
         name: not_run(reason, compared=len(base.tasks[name].items))
         for name, reason in comparison.unjudged.items()
@@ -265,7 +265,7 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
             *_measures_in_words(comparison),
             *_pooled_in_words(comparison.tasks),
         ],
-        compared=_num_items(comparison),
+        compared=_num_compared(comparison, base.tasks),
         compared_unit="items",
         headline=_headline(comparison, levels),
         next_steps=_next_steps(comparison),
@@ -318,7 +318,7 @@ def _headline(comparison: EvaluationComparison, levels: Mapping[str, LevelResult
         if one.judged is Outcome.PASS and one.is_worse
     ]
     return (
-        f"Not worse by the margin{f' of {sources}' if sources else ''}: {_num_items(comparison):,} items exclude such a"
+        f"Not worse by the margin{f' of {sources}' if sources else ''}: {_num_compared(comparison, comparison.base.tasks):,} items exclude such a"
         f" difference (error rate {comparison.terms.significance:.0%} per measure)."
         + (f" Worse by more than chance, within the margin: {name_some(worse)}." if worse else "")
     )
@@ -409,7 +409,7 @@ def _needed_in_words(measure: Measure) -> str:
     return f", about {needed:,}{of_all} would"
 
 
-def _level_of(task: TaskComparison) -> LevelResult:
+def _level_of(comparison: EvaluationComparison, task: TaskComparison) -> LevelResult:
     undecided = sorted(_undecided(task), key=lambda one: one.items_needed or 0, reverse=True)
     reasons = [task.problem] if task.problem else []
     reasons += map(measure_in_words, _failed(task))
@@ -420,7 +420,7 @@ def _level_of(task: TaskComparison) -> LevelResult:
     level = Level(
         verdict=task.judged,
         reason="; ".join(reasons) or None,
-        compared=_num_compared(task),
+        compared=_num_compared(comparison, task.members or [task.name]),
         measures=[_cells(one) for one in task.measures],
     )
     return LevelResult(level)
@@ -450,13 +450,13 @@ def _pooled_in_words(tasks: Sequence[TaskComparison]) -> Iterator[str]:
         yield f"{format_count(num, 'task')} too small to decide alone: the pool of {pool} decides"
 
 
-def _num_compared(task: TaskComparison) -> int:
-    return max((measure.num_items for measure in task.measures), default=0)
-
-
-def _num_items(comparison: EvaluationComparison) -> int:
-    """Count the items of all tasks. Pools, and the filters of one task, have the same items."""
-    found = {plain_name(task.name): _num_compared(task) for task in comparison.tasks}
+def _num_compared(comparison: EvaluationComparison, names: Collection[str]) -> int:
+    """Count the items of tasks. The filters of one task have the same items."""
+    found = {
+        plain_name(task.name): max((measure.num_items for measure in task.measures), default=0)
+        for task in comparison.tasks
+        if task.name in names
+    }
     return sum(found.values())
 
 

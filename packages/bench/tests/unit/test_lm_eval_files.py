@@ -215,6 +215,11 @@ def test_filters_of_a_task_are_no_group_and_count_each_document_once(tmp_path: P
     assert side.groups == {}
     verdict = verdict_of(compare(side, side, Terms()))
     assert (verdict.verdict, verdict.compared) == (Outcome.PASS, 300)
+    grouped = replace(side, groups={"all": tuple(side.tasks)})
+    found = compare(grouped, grouped, Terms())
+    assert verdict_of(found).levels["group all"].compared == 300
+    (measure,) = found.pools[0].measures
+    assert (measure.num_items, measure.num_clusters) == (600, 300)
     assert str(verdict.headline).startswith("Not worse by the margin: 300 items")
 
 
