@@ -142,9 +142,10 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         return _merged(path, read_manifest(path), clusters)
     if path.is_file() and path.suffix == ".jsonl":
         raise UsageError(f"{path}: samples alone are not results: name the folder {path.parent}")
-    *older, results_file = [path] if path.is_file() else find_results(path)
-    results = read_record(_Results, results_file)
-    _require_one_model(path, [*older, results_file])
+    files = [path] if path.is_file() else find_results(path)
+    read = {file: read_record(_Results, file) for file in files}
+    _require_one_model(path, read)
+    *older, (results_file, results) = read.items()
     ours = results.ours
     kept = ours.get("clusters")
     clusters = {**(kept if isinstance(kept, dict) else {}), **(clusters or {})}
@@ -158,7 +159,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
             )
         for result in _results_of_task(name, results, file, clusters.get(name)):
             tasks[result.name] = result
-    ignored = f"{path}: {results_file.name} was read, older results were ignored: {name_some([one.name for one in older])}"
+    ignored = f"{path}: {results_file.name} was read, older results were ignored: {name_some([one.name for one, _ in older])}"
     extra = results.model_extra or {}
     facts = dict(ours or _side_of(results))
     config = results.config
@@ -174,15 +175,15 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     )
 
 
-def _require_one_model(folder: Path, files: Sequence[Path]) -> None:
+def _require_one_model(folder: Path, read: Mapping[Path, _Results]) -> None:
     """Raise UsageError for results in several folders, as lm-eval writes them for several models, or of several names."""
-    places = sorted({str(file.parent) for file in files})
+    places = dict.fromkeys(str(file.parent) for file in read)
     if len(places) == 1:
-        named = {str(read_record(_Results, file).model_name): str(file) for file in files}
-        places = sorted(named.values())
+        newest = {str(one.model_name): str(file) for file, one in read.items()}
+        places = dict.fromkeys(newest.values())
     if len(places) > 1:
         raise UsageError(
-            f"{folder}: it holds results of several models or folders; name one of: {', '.join(places)}"
+            f"{folder}: it holds results of several models or folders; name one of: {', '.join(sorted(places))}"
         )
 
 
