@@ -354,12 +354,11 @@ def measure_in_words(measure: Measure) -> str:
     points = " points" if measure.kind == "yes-no" else ""
     values = (
         f"{_name_in_words(measure)} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
-        f" {_change(measure, measure.difference)}{points} ({measure.confidence:.0%} interval"
-        f" {_change(measure, measure.low)} to {_change(measure, measure.high)}): "
+        f" {_number(measure, measure.difference, '+')}{points} ({measure.confidence:.0%} interval"
+        f" {_number(measure, measure.low, '+')} to {_number(measure, measure.high, '+')}): "
     )
-    scale = 100 if points else 1
-    digits = f"{scale * measure.margin:.{_MOST_DECIMALS}f}".rstrip("0").removesuffix(".")
-    margin = f"{digits}{points}"
+    digits = f"{measure.margin * (100 if points else 1):.{_MOST_DECIMALS}f}"
+    margin = f"{digits.rstrip('0').removesuffix('.')}{points}"
     worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
     drop = "drop" if measure.higher_is_better else "rise"
     significant = f"{worse} by more than chance (p = {measure.p_worse:.2g})"
@@ -410,7 +409,7 @@ def _needed_in_words(measure: Measure) -> str:
 
 
 def _level_of(comparison: EvaluationComparison, task: TaskComparison) -> LevelResult:
-    undecided = sorted(_undecided(task), key=lambda one: one.items_needed or 0, reverse=True)
+    undecided = sorted(_undecided(task), key=lambda one: -(one.items_needed or 0))
     reasons = [task.problem] if task.problem else []
     reasons += map(measure_in_words, _failed(task))
     if undecided and not _failed(task):
@@ -460,30 +459,18 @@ def _num_compared(comparison: EvaluationComparison, names: Collection[str]) -> i
     return sum(found.values())
 
 
-def _number(measure: Measure, value: float) -> str:
-    """Format a value of a measure, in percent if it is a share."""
-    if measure.kind == "yes-no":
-        return f"{value:.{_decimals_of(measure)}%}"
-    return f"{value:.{_decimals_of(measure)}f}"
+def _number(measure: Measure, value: float, sign: str = "") -> str:
+    """Format a number of a measure so that its bounds are on the right side of the margin.
 
-
-def _change(measure: Measure, value: float) -> str:
-    """Format a difference of a measure, in points of percent if it is a share."""
-    scale = 100 if measure.kind == "yes-no" else 1
-    return f"{scale * value:+.{_decimals_of(measure)}f}"
-
-
-def _decimals_of(measure: Measure) -> int:
-    """Return the decimals that show the bounds of a measure on the right side of the margin.
-
-    Numbers also have enough to show the difference; shares have at least one, in percent.
+    Shares are in percent, and in points with a sign; they have at least one decimal. Other numbers have enough to show
+    the difference.
     """
     gaps = [abs(bound) - measure.margin for bound in (measure.low, measure.high)]
     if measure.kind == "yes-no":
-        return _decimals([100 * gap for gap in gaps], 1)
-    return _decimals(
-        [one / 10 for one in (measure.difference, measure.margin, *gaps)], _LEAST_DECIMALS
-    )
+        decimals = _decimals([100 * gap for gap in gaps], 1)
+        return f"{100 * value:{sign}.{decimals}f}{'' if sign else '%'}"
+    shown = [one / 10 for one in (measure.difference, measure.margin, *gaps)]
+    return f"{value:{sign}.{_decimals(shown, _LEAST_DECIMALS)}f}"
 
 
 def _decimals(values: Sequence[float], least: int) -> int:
