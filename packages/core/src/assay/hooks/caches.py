@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache as memoized
 from operator import is_
 from typing import Any, Literal, NamedTuple, Self
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -239,7 +240,7 @@ class Addition:
     has_tokens: bool
     """True if its tokens are those of the call. A state has none, and a cache of cross-attention others."""
     history_changed: bool | None
-    """True if the call also changed earlier tokens; None if unknown, as in a buffer, and for a state."""
+    """True if earlier tokens changed since the last addition; None if unknown, as in a buffer, and for a state."""
     history: tuple[Tensor, Tensor] | None = None
     """The earlier tokens after the call and before it, if they are compared; their port begins with `KEPT`."""
 
@@ -327,6 +328,26 @@ class CacheBefore:
     stamp: _Stamp
 
 
+class _Left(NamedTuple):
+    """A part with tokens, as the call left it that added to it last."""
+
+    tensor: "ref[Tensor]"
+    version: int
+    length: int
+
+    @classmethod
+    def of(cls, part: Part) -> Self | None:
+        """Return the state of a part; None for a state, and for a tensor of inference mode, which has no version."""
+        if part.length is None or part.tensor.is_inference():
+            return None
+        return cls(ref(part.tensor), part.tensor._version, part.length)  # noqa: SLF001 - no public name
+
+    def is_written(self, part: Part) -> bool:
+        """Return True if something has written to the same tensor since."""
+        is_same = self.tensor() is part.tensor and self.length == part.length
+        return is_same and self.version != part.tensor._version  # noqa: SLF001 - no public name
+
+
 @dataclass
 class CacheTracker:
     """Finds the calls that change a cache, and what they add.
@@ -341,12 +362,17 @@ class CacheTracker:
     """The caches of the root call by identity, each with its port, number of layers and places."""
     _parts: dict[tuple[int, str], Part] = field(default_factory=dict)
     """Parts before the root call."""
+    _left: dict[tuple[int, str], _Left | None] = field(default_factory=dict)
+    """Parts after the last call that added to them."""
+    _written: set[tuple[int, str]] = field(default_factory=set)
+    """Parts that something has written to between two root calls."""
 
     def begin_root(self) -> None:
         """Forget the additions of the last root call."""
         self._claimed.clear()
         self._seen.clear()
         self._parts.clear()
+        self._written.clear()
 
     def snapshot(self, arguments: Mapping[str, Any]) -> list[CacheBefore]:
         """Return all caches among `arguments`, before a call."""
@@ -354,7 +380,11 @@ class CacheTracker:
         for port, cache in find_caches(arguments):
             if id(cache) not in self._seen:
                 for _, one in _holders(cache):
-                    self._parts |= {(id(one), part.name): part for part in _parts_of(one)}
+                    parts = {(id(one), part.name): part for part in _parts_of(one)}
+                    self._parts |= parts
+                    self._written |= {
+                        key for key, part in parts.items() if self._is_written(key, part)
+                    }
             places = self._find_places(port, cache)
             found.append(CacheBefore(port, cache, places, _Stamp.of(places)))
         return found
@@ -378,7 +408,17 @@ class CacheTracker:
                     known = self._parts.get(key)
                     if is_here and key not in self._claimed and not _is_moved(part, known):
                         self._claimed.add(key)
-                        yield _addition(f"{CHANGED}{one.name}.{place.path}{part.name}", part, known)
+                        port = f"{CHANGED}{one.name}.{place.path}{part.name}"
+                        addition = _addition(port, part, known)
+                        is_copy = known is not None and known.tensor is not part.tensor
+                        if key in self._written or (is_copy and self._is_written(key, known)):
+                            addition.history_changed = True
+                        yield addition
+                        self._left[key] = _Left.of(part)  # with the values that the caller wrote
+
+    def _is_written(self, key: tuple[int, str], part: Part | None) -> bool:
+        left = self._left.get(key)
+        return left is not None and part is not None and left.is_written(part)
 
     def find_unreadable(self) -> list[str]:
         """Return the caches of the root call that cannot be read, each with its port and class."""

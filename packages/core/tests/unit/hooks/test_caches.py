@@ -182,6 +182,44 @@ def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
     assert not values.history_changed
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_tokens_overwritten_between_two_calls_are_noticed(cache: DynamicCache, kind: str) -> None:
+    if kind == "static":
+        config = LlamaConfig(
+            hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_hidden_layers=2, vocab_size=8
+        )
+        cache = StaticCache(config=config, max_cache_len=8)  # type: ignore[assignment]
+    tracer = CacheTracker()
+    found = []
+    for is_corrupted in (False, False, True, False):
+        if is_corrupted:
+            keys_of(cache)[:, :, 1] = 7.0
+        tracer.begin_root()
+        before = tracer.snapshot({"past_key_values": cache})
+        cache.update(states(2, 1.0), states(2, 2.0), 0)
+        for addition in tracer.additions(before):
+            if addition.port.endswith("keys"):
+                found.append(bool(addition.history_changed))
+            addition.tensor.fill_(3.0)  # as a replay injects the reference's
+
+    assert found == [False, False, True, False]
+
+
+def test_tokens_overwritten_within_a_call_before_its_own_are_noticed(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    for is_corrupted in (False, True):
+        tracer.begin_root()
+        before = tracer.snapshot({"past_key_values": cache})
+        if is_corrupted:
+            keys_of(cache)[:, :, 0] = keys_of(cache)[:, :, 1]
+        cache.update(states(2, 1.0), states(2, 2.0), 0)
+        found = additions(tracer, before)
+
+    keys, values = (found[f"changed.past_key_values.0.{name}"] for name in ("keys", "values"))
+    assert keys.history_changed
+    assert not values.history_changed
+
+
 def test_sliding_window_reports_the_tokens_that_it_keeps() -> None:
     config = MistralConfig(
         hidden_size=HEADS * DIM,
