@@ -76,7 +76,7 @@ def test_a_golden_without_a_file_names_the_command_that_captures_it(
 
 
 def test_relative_prompts_of_a_golden_are_not_searched_here(
-    check: Run, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    assay: Run, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = Path(shutil.copytree(golden, tmp_path / "copied"))
     manifest = json.loads((copied / "golden.json").read_text())
@@ -84,7 +84,8 @@ def test_relative_prompts_of_a_golden_are_not_searched_here(
     (copied / "golden.json").write_text(json.dumps(manifest))
     monkeypatch.chdir(tmp_path)
 
-    message = error_of(check("--golden", copied, "--no-verify", "--max-new-tokens", "5"))
+    against = ("check", "generate", "micro:llama", "--golden", copied, "--no-verify")
+    message = error_of(assay(*against, *BFLOAT16, "--max-new-tokens", "5"))
 
     assert "the golden has other inputs" in message
     assert "captured with max_new_tokens=8" in message

@@ -88,9 +88,8 @@ def test_a_model_divided_over_ranks_passes(check: Run) -> None:
 def test_what_is_wrong_on_one_rank_fails_at_its_operation(
     check: Run, faults: Path, fault: str, dtype: str, place: tuple[int, str, str], diagnosis: str
 ) -> None:
-    run = check(
-        "--candidate", f"cpu/{dtype}", "--mesh", "tp=2", "--candidate-setup", f"{faults}:{fault}"
-    )
+    setup = "--candidate-setup", f"{faults}:{fault}"
+    run = check("--mesh", "tp=2", *setup, candidate=f"cpu/{dtype}")
 
     verdict = run.verdict
     assert (run.code, verdict["verdict"]) == (1, "FAIL")

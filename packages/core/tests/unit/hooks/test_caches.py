@@ -207,6 +207,7 @@ def test_tokens_overwritten_between_two_calls_are_noticed(cache: DynamicCache, k
 
 def test_tokens_overwritten_within_a_call_before_its_own_are_noticed(cache: DynamicCache) -> None:
     tracer = CacheTracker()
+    found: dict[str, Addition] = {}
     for is_corrupted in (False, True):
         tracer.begin_root()
         before = tracer.snapshot({"past_key_values": cache})
