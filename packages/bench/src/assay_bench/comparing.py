@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple
 
@@ -277,6 +278,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
             refused := _refusal(
                 task, candidate, [one for one in base.tasks if one in candidate.tasks], of_all
             )
+            or _suspicion(name, base, candidate)
         )
     ]
     unmatched = {one.name for one in tasks}
@@ -422,6 +424,21 @@ def _find_tasks(base: Evaluation, what: str, given: str) -> list[str]:
             f"{what} {given}: {base.name} has no such task, only {', '.join(base.tasks)}"
         )
     return tasks
+
+
+def _suspicion(task: str, base: Evaluation, candidate: Evaluation) -> tuple[str, str] | None:
+    """Return why a task of two models may be one evaluation, and what to do.
+
+    The response cache of lm-eval 0.4.13 has no key for the model, so that it answers for a second one too.
+    """
+    was, now = base.tasks[task], candidate.tasks[task]
+    names = {Path(str(side.facts.get("model", ""))).name for side in (base, candidate)}
+    if len(names) == 1 or LOG_PROBABILITY not in was.all_scores() or was != now:
+        return None
+    return (
+        "two models have equal log-probabilities in every bit: a response cache may have answered for the candidate",
+        "evaluate the candidate again without a cache (lm-eval --use_cache), or in a cache of its own",
+    )
 
 
 def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComparison:

@@ -89,6 +89,27 @@ def test_equal_samples_are_named_wherever_they_lie(tmp_path: Path) -> None:
         assert (found.notes[:1] == (told,)) is is_same
 
 
+@pytest.mark.parametrize(
+    ("kind", "model", "is_refused"),
+    [
+        ("choices", "org/other", True),
+        ("choices", "elsewhere/model", False),  # the same folder under another path
+        ("sums", "org/other", False),  # two models may give equal texts
+    ],
+)
+def test_two_models_with_equal_log_probabilities_may_be_one_run(
+    tmp_path: Path, kind: str, model: str, is_refused: bool
+) -> None:
+    samples = {kind: [sample(kind, number) for number in range(40)]}
+    base, other = (
+        write(tmp_path / name.replace("/", "-"), samples, model_name=name)
+        for name in ("org/model", model)
+    )
+    found = write_comparison(*read_sides(base, other, {}), Terms(), tmp_path)
+    (task,) = found.tasks or (None,)
+    assert ("a response cache" in str(task and task.problem)) is is_refused
+
+
 def test_a_pass_says_what_was_tested() -> None:
     # Two tasks of 500 and 250 items without a change.
     side = evaluation(answered(400, 500), replace(answered(200, 250), name="more"))
