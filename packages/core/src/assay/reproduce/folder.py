@@ -20,13 +20,15 @@ from torch.utils._pytree import tree_map
 from assay.dtypes import float_format
 from assay.models.config_files import first_line
 from assay.recording.programs import Group, Program, ProgramPair, Step, numbers_in
-from assay.reproduce.script import Kind, Reproduction, number_alike, reads, says, severity
+from assay.reproduce.script import Kind, Reproduction, number_alike, reads, renumber, says, severity
 
 # Operations that get sizes as arguments, without those that write.
 _SIZED = frozenset(
     """view reshape expand repeat zeros ones full empty new_zeros new_ones new_full new_empty new_empty_strided arange slice
     split_with_sizes split narrow""".split()  # noqa: SIM905
 )
+# Operations that move values and change none.
+_MOVES = frozenset({"as_strided", "copy_", "empty", "slice", "split", "view"})
 # Times the limit: a smaller reproduction keeps this much of the error, so that another machine sees it.
 _LEAST = 2.0
 # Times the limit: fewer values still show it.
@@ -42,6 +44,8 @@ _MOST_EDITS, _MOST_SECONDS = 300, 60.0
 _AS_CLEAR, _MOST_CLEAR = 0.9, 1e3
 # Errors of operations that do not run with other sizes or on other values.
 _NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
+# The operation of a result that is its argument.
+_SAME_VALUE = "aten.alias.default"
 # No program has this number.
 _RECORDED = -1
 # Of the name of fused attention in backward, which does not check sizes (torch 2.13).
@@ -69,7 +73,8 @@ def build(
         try:
             one = _with_clear_dtype(_pair_up(pair, recorded, limits, device), pair)
             one = replace(one, recorded_rows=one.measure(one.dtype, one.device))
-            return minimize(with_smallest_edit(one))
+            one = minimize(with_smallest_edit(one))
+            return one if _is_small(one) else minimize(_with_parts(one))
         except _NotReproducedError as error:
             reasons.append(f"{pair.site}: {error}")
         except RuntimeError as error:
@@ -106,7 +111,7 @@ def _pair_up(
 
 def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
     """Choose the dtype in which the error shows best. Raises: _NotReproducedError if it shows in none."""
-    answer, kept, wide = pair.answer["right"], pair.answer["compared"], one.run_wide()
+    answer, kept, wide = pair.answer["right"], pair.answer["compared"], one.run()
     if one.kind == "mask" and wide.shape[-2:] != answer.shape[-2:]:
         # Of packed rows: the reference makes its parts, and no operation the whole.
         one = _with_recorded_answer(one)
@@ -161,9 +166,7 @@ def with_smallest_edit(one: Reproduction) -> Reproduction:
             rows = made.measure(wide, "cpu", "reference")
             is_right = max(error for _, error, *_ in rows) <= _SAME
             if is_right and reproduces(made, _AS_CLEAR * min(one.severity, _MOST_CLEAR)):
-                read = {made.names.get(number) for number in reads(made.candidate, made.reference)}
-                read |= {"right", "compared"}
-                return replace(made, tensors={k: v for k, v in made.tensors.items() if k in read})
+                return _without_unread(made)
         except _NOT_RUN:
             continue
     return one
@@ -190,15 +193,21 @@ def _find_edits(one: Reproduction) -> Iterator[tuple[int, Step | None]]:
             yield number, None
         for value in numbers_in(step.args) if result else ():
             if step.reduced or shapes.get(value) == step.shape:
-                same = Step("aten.alias.default", [value], {}, step.results[:1], has_several=False)
+                same = Step(_SAME_VALUE, [value], {}, step.results[:1], has_several=False)
                 yield number, same
 
 
 def _edit(program: Program, edits: Mapping[int, Step | None]) -> Program:
     """Return a program with other operations at these numbers, and without operations whose results nothing reads."""
+    steps, same = [], dict[int, int]()
+    for number, own in enumerate(program.steps):
+        step = edits.get(number, own)
+        if step is not None and step.operation == _SAME_VALUE:
+            step = renumber(step, same)
+            same[step.results[0] or 0] = step.args[0]
+        steps.append(step)
     read, kept = {program.target}, []
-    for number in reversed(range(len(program.steps))):
-        step = edits.get(number, program.steps[number])
+    for step in reversed(steps):
         if step is not None and not (any(step.results) and read.isdisjoint(step.results)):
             read |= {*numbers_in(step[1:3])}
             kept.append(step)
@@ -223,12 +232,50 @@ def minimize(one: Reproduction) -> Reproduction:
     reduced = _find_reduced(one)
     sizes = {size for tensor in one.inputs.values() for size in tensor.shape}
     for size in sorted(sizes, key=lambda size: (size in reduced, -size)):
-        if size in reduced and sum(tensor.nbytes for tensor in one.tensors.values()) <= _MOST_BYTES:
+        if size in reduced and _is_small(one):
             break
         smaller = (n for n in range(1, size) if size % n == 0 or n & (n - 1) == 0)
         found = (_try(one, size, n, least) for n in smaller)
         one = next((each for each in found if each is not None), one)
     return one
+
+
+def _is_small(one: Reproduction) -> bool:
+    return sum(tensor.nbytes for tensor in one.tensors.values()) <= _MOST_BYTES
+
+
+def _without_unread(one: Reproduction) -> Reproduction:
+    read = {one.names.get(number) for number in reads(one.candidate, one.reference)}
+    read |= {"right", "compared"}
+    return replace(one, tensors={k: v for k, v in one.tensors.items() if k in read})
+
+
+def _with_parts(one: Reproduction) -> Reproduction:
+    """Take the parts of flat buffers for the candidate's inputs: a buffer has no size of its own that shrinks.
+
+    Returns: `one` itself if the candidate gives another value with them.
+    """
+    moved, made = {*one.names}, dict[int, int]()
+    steps: list[Step] = []
+    for step in one.candidate.steps:
+        if step.operation.split(".")[1] in _MOVES and moved.issuperset(numbers_in(step.args)):
+            made |= {number or 0: -len(made) - k for k, number in enumerate(step.results, 2)}
+            moved |= made.keys()
+        else:
+            steps.append(renumber(step, made))
+    if one.ranks or one.candidate.target in made:
+        return one
+    candidate, inner = Program(steps, {}, {}, one.candidate.target), one.candidate
+    read = reads(candidate)
+    names, tensors = {**one.names}, {**one.tensors}
+    for number, new in made.items():
+        if new in read:
+            names[new] = name = f"buffer_part_{len(names) - len(one.names) + 1}"
+            part = replace(one, candidate=replace(inner, target=number))
+            tensors[name] = part.run("candidate", one.recorded)
+    changed = replace(one, candidate=candidate, names=names, tensors=tensors)
+    values = (each.run("candidate", one.recorded) for each in (one, changed))
+    return _without_unread(changed) if torch.equal(*values) else one
 
 
 def _find_reduced(one: Reproduction) -> set[int]:
@@ -280,7 +327,7 @@ def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Repr
     try:
         with _SizesChecked():  # type: ignore[no-untyped-call]
             if one.kind == "values":
-                made = replace(made, tensors=tensors | {"right": made.run_wide().double()})
+                made = replace(made, tensors=tensors | {"right": made.run().double()})
             is_clear = made.has_one_shape and reproduces(made, times_limit)
     except _NOT_RUN:
         return None

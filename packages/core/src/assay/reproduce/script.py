@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,10 @@ STATISTICS: dict[str, Statistic] = {
 }
 
 _MOST_LINES = 120
+# An error in float64, where rounding makes a smaller one.
+_LEAST = 1e-6
+# Operations that a title names.
+_MOST_NAMED = 3
 # Operations share lines of so many characters: the first of these with which reproduce.py is short.
 _LONGEST = (0, 120, 240, 800)
 _INDENT = " " * 4
@@ -109,11 +113,20 @@ class Reproduction:
         return {name: one for name, one in self.tensors.items() if name not in _RESULTS}
 
     @property
-    def subject(self) -> str:
-        """Name what is wrong, for a title."""
+    def differing(self) -> list[Step]:
+        """The candidate's operations that the reference lacks."""
+        right = {says(step) for step in self.reference.steps}
+        return [step for step in self.candidate.steps if says(step) not in right]
+
+    @property
+    def headline(self) -> str:
+        """Name what is wrong: of a few operations that differ, their names."""
+        names = dict.fromkeys(step.operation.split(".")[1] for step in self.differing)
+        named = ", ".join(names) if 0 < len(names) <= _MOST_NAMED else "an operation"
+        subject = _SUBJECTS.get(self.site.at.phase, f"The result of {named}")
         if self.kind != "values":
-            return "An attention mask" if self.kind == "mask" else "A tensor of integers"
-        return _SUBJECTS.get(self.site.at.phase, "The result of an operation")
+            subject = "An attention mask" if self.kind == "mask" else "A tensor of integers"
+        return f"{subject} is wrong: {self.site}"
 
     @cached_property
     def text(self) -> str:
@@ -122,11 +135,12 @@ class Reproduction:
         for longest in _LONGEST:
             candidate, reference, *ranks = self.lines
             fields = vars(self) | {
-                "headline": f"{self.subject} is wrong: {self.site}",
+                "headline": self.headline,
                 "body": _join(_merge(reference if ranks else candidate, reference), longest),
                 "ranks": [_join(_merge(lines, lines), longest) for lines in ranks],
                 "differs": candidate != reference,
                 "limits": repr(dict(self.limits)),
+                "least": _LEAST,
             }
             text = render("program.py.j2", fields)
             if text.count("\n") < _MOST_LINES:
@@ -147,17 +161,17 @@ class Reproduction:
         )
         return found
 
-    def run_wide(self, program: str = "reference") -> Tensor:
-        """Return the result of a program in float64, on the host."""
+    def run(self, program: str = "reference", dtype: str = "float64") -> Tensor:
+        """Return the result of a program, on the host."""
         value: Tensor = self._scope["run"](
-            program == "candidate", self.inputs, torch.float64, "cpu"
+            program == "candidate", self.inputs, getattr(torch, dtype), "cpu"
         )
         return value
 
     @property
     def has_one_shape(self) -> bool:
         """Return True if both programs make values of one shape; masks are broadcast, rows packed."""
-        return self.kind != "values" or self.run_wide("candidate").shape == self.run_wide().shape
+        return self.kind != "values" or self.run("candidate").shape == self.run().shape
 
     @property
     def severity(self) -> float:
@@ -174,16 +188,11 @@ class Reproduction:
         """Write the folder. Returns: reproduce.py."""
         candidate, reference, *ranks = self.lines
         steps = self.candidate.steps
-        right = {says(step) for step in self.reference.steps}
-        wrong = [step for step in steps if says(step) not in right] or steps
-        stored = {
-            name: one
-            for name, one in self.tensors.items()
-            if name in _RESULTS or not is_constant(one)
-        }
+        stored = {k: one for k, one in self.tensors.items() if k in _RESULTS or one.ndim}
         rows = zip(self.measure(self.dtype, self.device), self.recorded_rows, strict=False)
         fields = vars(self) | {
-            "headline": f"{self.subject} is wrong: {place}",
+            "headline": self.headline,
+            "place": place,
             "operations": list(dict.fromkeys(step.operation for step in steps)),
             "changes": [
                 f"{sign} {line}"
@@ -193,24 +202,19 @@ class Reproduction:
                 for sign, lines in zip("-+" * (not is_equal), sides, strict=False)
                 for line in lines
             ],
-            "callers": list(dict.fromkeys(step.caller for step in wrong if step.caller)),
+            "callers": list(
+                dict.fromkeys(step.caller for step in self.differing or steps if step.caller)
+            ),
             "shapes": {name: [*tensor.shape] for name, tensor in stored.items()},
-            "notes": {name: _describe(name, stored) for name in stored},
+            "notes": _RESULTS,
             "rows": [(*one, error) for one, (_, error, *_) in rows],
             "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
+            "fails_in_float64": any(row[1] > _LEAST for row in self.measure("float64", "cpu")),
             "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
         }
         return write_folder(
             folder, verdict, str(self.site), stored, self.text, "README.md.j2", fields
         )
-
-
-def _describe(name: str, others: Container[str]) -> str:
-    """Return the notes on a tensor in the README."""
-    first, _, number = name.rpartition("_")
-    if first in others and number.isdecimal():
-        return f", another {first}, as of another micro-batch"
-    return _RESULTS.get(name, "")
 
 
 def _compare(
@@ -302,10 +306,16 @@ class _Writer:
         constants = {
             f"{self._value(number)} = {self._constant(self.tensors[self.names[number]])}": None
             for number in sorted(reads(program) & self.names.keys())
-            if is_constant(self.tensors[self.names[number]])
+            if not self.tensors[self.names[number]].ndim
         }
         lines = map(self._line, program.steps)
         return [*constants, *lines, f"return {self._value(program.target)}"]
+
+    @property
+    def _lowest(self) -> dict[float, str]:
+        """The values that fill masks, which other dtypes do not hold."""
+        dtypes = {torch.float32: "upcast", getattr(torch, self.recorded): "dtype"}
+        return {torch.finfo(dtype).min: name for dtype, name in dtypes.items()}
 
     def _constant(self, tensor: Tensor) -> str:
         dtype = self._code(tensor.dtype)
@@ -326,7 +336,7 @@ class _Writer:
         if number not in self.names:
             return self._variables[number]
         name = self.names[number]
-        return re.sub(r"\W", "_", name) if is_constant(self.tensors[name]) else f't["{name}"]'
+        return f't["{name}"]' if self.tensors[name].ndim else re.sub(r"\W", "_", name)
 
     def _is_portable(self, step: Step) -> bool:
         """Return True if the other form of an operation, which has only the first result, is enough."""
@@ -359,16 +369,13 @@ class _Writer:
                 return names.get(str(value), str(value))
             case torch.device():
                 return "device"
+            case float() if value in (lowest := self._lowest):
+                return f"torch.finfo({lowest[value]}).min"
             case float() if not math.isfinite(value):
                 return f'float("{value}")'
             case list() | tuple():
                 return f"[{', '.join(map(self._code, value))}]"
         return repr(value)
-
-
-def is_constant(tensor: Tensor) -> bool:
-    """Return True for a tensor that the script holds as a number."""
-    return not tensor.ndim or tensor.shape == (0,)
 
 
 def number_alike(

@@ -1,10 +1,12 @@
 """Reproductions of hand-made programs: what is written fails where it must, as small as it can."""
 
 import math
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +91,43 @@ def test_an_error_below_the_noise_of_bfloat16_is_shown_in_float32() -> None:
     assert build_for(other_gelu).dtype == "float32"
 
 
+def find_wrong(one: Reproduction, dtype: str, *, reference: bool = False, fixed: str = "") -> str:
+    """What the script prints after FAIL. fixed: code that someone removes from it."""
+    scope: dict[str, Any] = {"__name__": "reproduce"}
+    exec(one.text.replace(fixed, "") if fixed else one.text, scope)  # noqa: S102 - the script
+    given = Namespace(device="cpu", dtype=dtype, reference=reference)
+    found: str = scope["find_wrong"](one.tensors, given)
+    return found
+
+
+def test_a_dtype_whose_noise_hides_the_error_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    one = build_for(other_gelu)
+    assert find_wrong(one, "float32")
+    with pytest.raises(SystemExit, match="2"):
+        find_wrong(one, "bfloat16")
+    assert "The error cannot show in bfloat16" in capsys.readouterr().out
+    assert find_wrong(one, "bfloat16", fixed=", approximate='tanh'") == ""
+    assert find_wrong(one, "bfloat16", reference=True) == ""
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_dtype_in_which_the_right_operations_fail_is_no_fail(
+    capsys: pytest.CaptureFixture[str], *, reference: bool
+) -> None:
+    x = torch.full((2, 8), 300.0)
+
+    def squares(x: Tensor, _: Tensor, factor: float = 1.0) -> Tensor:
+        return (x * x).mean(-1, True).sqrt() * factor
+
+    programs = record(partial(squares, factor=2.0), x, x), record(squares, x, x)
+    answer = {"right": squares(x, x).double(), "compared": torch.ones(2, dtype=torch.bool)}
+    one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    with pytest.raises(SystemExit, match="2"):
+        find_wrong(one, "float16", reference=reference)
+    assert "what is right fails in it" in capsys.readouterr().out
+
+
 def test_a_reproduction_is_small() -> None:
     one = build_for(other_gelu)
     assert one.tensors["fc.weight"].shape == (1, 6)
@@ -159,6 +198,33 @@ def test_fused_attention_is_written_as_the_function_of_every_device(
     assert one.text.count("is_causal=True") == is_causal
 
 
+def test_parts_of_a_flat_buffer_become_inputs_that_shrink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("assay.reproduce.folder._MOST_BYTES", 1000)
+    torch.manual_seed(0)
+    flat, whole = torch.randn(2 * 32 * 20), torch.randn(32, 40)
+
+    def norm_of_part(flat: Tensor, _: Tensor) -> Tensor:
+        buffer = torch.empty(32 * 20)
+        buffer.copy_(flat.split(32 * 20)[0])
+        parts = [buffer.as_strided((8, 20), (20, 1), k * 8 * 20) for k in range(4)]
+        return torch.stack([part.square().sum() for part in parts]).sum().sqrt().view(1, 1)
+
+    def norm(whole: Tensor, _: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(whole).view(1, 1)
+
+    programs = record(norm_of_part, flat, flat), record(norm, whole, whole)
+    right = norm(whole.double(), whole)
+    answer = {"right": right, "compared": torch.ones(1, dtype=torch.bool)}
+    one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    assert sum(tensor.nbytes for tensor in one.tensors.values()) <= 1000
+    assert "as_strided" not in one.text
+    assert 'aten.pow(t["buffer_part_1"]' in one.text
+    assert one.severity > 2
+
+
 def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     one = build_for(doubled_row)
     assert severity(one.measure(one.dtype, "cpu")) > 1
@@ -186,7 +252,7 @@ def test_a_smaller_reproduction_keeps_clear_of_its_limit() -> None:
 def test_a_smaller_size_leaves_both_programs_one_shape() -> None:
     # Of one column, the last half is empty.
     one = build_for(last_half_twice)
-    assert one.run_wide("candidate").shape == one.run_wide().shape == one.tensors["right"].shape
+    assert one.run("candidate").shape == one.run().shape == one.tensors["right"].shape
 
 
 def branches_of(one: Reproduction) -> tuple[list[str], list[str]]:
@@ -245,7 +311,7 @@ def test_the_readme_names_the_line_and_the_class_of_the_module(tmp_path: Path) -
     one.write("a head", Verdict(verdict=Outcome.FAIL), tmp_path)
     readme = (tmp_path / "README.md").read_text()
     line = other_gelu.__code__.co_firstlineno + 1
-    assert f"{SITE}`, of a module of class `MyLinear`" in readme
+    assert "names a head. The module is of class `MyLinear`." in readme
     assert f"is called at `{__file__}:{line}`" in readme
 
 
@@ -285,6 +351,27 @@ def test_a_size_that_a_wrong_operation_slices_or_sums_stays_whole() -> None:
     assert one.tensors["fc.weight"].shape == (1, 6)
 
 
+def rotated_in_part(x: Tensor, _: Tensor) -> Tensor:
+    rows = x.view(32, 6)
+    turned = rows.neg() + 1
+    return torch.cat([torch.empty(0), torch.cat([turned[:, :4], rows[:, 4:]], 1)])
+
+
+def rotated(x: Tensor, _: Tensor) -> Tensor:
+    return torch.cat([torch.empty(0), x.view(32, 6).neg() + 1])
+
+
+def test_several_removed_operations_leave_one_line_and_no_empty_cache() -> None:
+    x, _ = inputs_of("float32")
+    programs = record(rotated_in_part, x, x), record(rotated, x, x)
+    answer = {"right": rotated(x, x).double(), "compared": torch.ones(32, dtype=torch.bool)}
+    one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    _, right = branches_of(one)
+    assert len(right) == 1
+    assert "constant" not in one.text
+
+
 def test_a_number_is_written_into_the_script(tmp_path: Path) -> None:
     x, number = torch.randn(4, 48), torch.tensor(0.25)
 
@@ -310,7 +397,7 @@ def noisy(x: Tensor, weight: Tensor) -> Tensor:
 
 def test_a_value_is_computed_before_its_memory_changes() -> None:
     one = build_for(noisy, "float32")
-    assert torch.equal(one.run_wide("candidate"), 3 * one.run_wide())
+    assert torch.equal(one.run("candidate"), 3 * one.run())
 
 
 def added_in_place(x: Tensor, weight: Tensor) -> Tensor:
@@ -364,7 +451,9 @@ def test_the_readme_names_the_operations_that_the_reference_does_not_run(
     assert "It failed on a chip." in readme
     assert "fc.weight: [1, 6] of [10, 6]\n" in readme
     assert " of [32, 10], the right result\n" in readme
-    assert readme.startswith("# The result of an operation is wrong: a head\n")
+    named = "gelu" if compute is other_gelu else "an operation"
+    assert readme.startswith(f"# The result of {named} is wrong: {SITE}\n")
+    assert "The failed check names a head" in readme
     assert "FAIL, exit code 1" in readme
 
 
@@ -392,7 +481,7 @@ def test_ranks_exchange_their_parts_when_they_run_again() -> None:
     assert isinstance(found, Reproduction)
     assert "allreduce([v1])" in found.text
     assert found.measure("float32", "cpu")[0][1] == pytest.approx(1 / 3)
-    assert found.run_wide("candidate").unique().tolist() == [2.0]
+    assert found.run("candidate").unique().tolist() == [2.0]
     assert severity(found.measure("float32", "cpu", "reference")) <= 1
 
 
@@ -529,6 +618,10 @@ def test_masks_are_compared_by_what_they_allow() -> None:
     ((name, error, _, limit),) = found.measure("float32", "cpu")
     assert (name, limit) == ("share of unequal values", 0.0)
     assert error > 0
+    assert "LIMITS" not in found.text
+    for dtype in ("float16", "float64"):
+        assert find_wrong(found, dtype) == name
+        assert find_wrong(found, dtype, reference=True) == ""
 
 
 def test_a_mask_of_packed_rows_is_compared_with_the_recorded_one() -> None:
