@@ -43,6 +43,7 @@ STATISTICS: dict[str, Statistic] = {
 _MOST_LINES = 120
 # An error in float64, where rounding makes a smaller one.
 _LEAST = 1e-6
+_LOWEST = {torch.finfo(one).min: one for one in (torch.float32, torch.bfloat16, torch.float16)}
 # Operations that a title names.
 _MOST_NAMED = 3
 # Operations share lines of so many characters: the first of these with which reproduce.py is short.
@@ -311,12 +312,6 @@ class _Writer:
         lines = map(self._line, program.steps)
         return [*constants, *lines, f"return {self._value(program.target)}"]
 
-    @property
-    def _lowest(self) -> dict[float, str]:
-        """The values that fill masks, which other dtypes do not hold."""
-        dtypes = {torch.float32: "upcast", getattr(torch, self.recorded): "dtype"}
-        return {torch.finfo(dtype).min: name for dtype, name in dtypes.items()}
-
     def _constant(self, tensor: Tensor) -> str:
         dtype = self._code(tensor.dtype)
         return f"torch.tensor({self._code(tensor.tolist())}, dtype={dtype}, device=device)"
@@ -369,8 +364,8 @@ class _Writer:
                 return names.get(str(value), str(value))
             case torch.device():
                 return "device"
-            case float() if value in (lowest := self._lowest):
-                return f"torch.finfo({lowest[value]}).min"
+            case float() if value in _LOWEST:  # fills a mask; other dtypes do not hold it
+                return f"torch.finfo({self._code(_LOWEST[value])}).min"
             case float() if not math.isfinite(value):
                 return f'float("{value}")'
             case list() | tuple():
@@ -385,6 +380,7 @@ def number_alike(
 
     Returns: programs, the names of inputs by number, and tensors by name; equal tensors have one name.
     """
+    named = {name: one.inputs[number] for one in programs for number, name in one.names.items()}
     tensors: dict[str, Tensor] = {}
     of_names: dict[str, int] = {}
     alike: list[Program] = []
@@ -392,7 +388,8 @@ def number_alike(
     for program in programs:
         numbers: dict[int, int] = {}
         for number, tensor in program.inputs.items():
-            name = _name(tensors, tensor, program.names.get(number, "constant"))
+            wanted = program.names.get(number) or _name_copy(tensor, named)
+            name = _name(tensors, tensor, wanted)
             of_names[name] = numbers[number] = of_names.get(name) or next(new)
         first = alike[0].steps if alike else ()
         partners, free = _align(first, program.steps), dict(enumerate(first))
@@ -448,6 +445,14 @@ def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:
     names, others = ([step.operation for step in steps] for steps in (own, other))
     blocks = difflib.SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
     return {block.b + k: block.a + k for block in blocks for k in range(block.size)}
+
+
+def _name_copy(tensor: Tensor, named: Mapping[str, Tensor]) -> str:
+    """Name a matrix for the one that it equals in another dtype; "constant" if it equals none."""
+    same = [name for name, one in named.items() if one.shape == tensor.shape]
+    is_copy = (name for name in same if named[name].double().equal(tensor.double()))
+    name = next(is_copy, None) if tensor.ndim > 1 else None
+    return f"{name}.{str(tensor.dtype).removeprefix('torch.')}" if name else "constant"
 
 
 def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:
