@@ -212,7 +212,8 @@ def test_parts_of_a_flat_buffer_become_inputs_that_shrink(
         return torch.stack([part.square().sum() for part in parts]).sum().sqrt().view(1, 1)
 
     def norm(whole: Tensor, _: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(whole).view(1, 1)
+        length: Tensor = torch.linalg.vector_norm(whole)
+        return length.view(1, 1)
 
     programs = record(norm_of_part, flat, flat), record(norm, whole, whole)
     right = norm(whole.double(), whole)
@@ -302,6 +303,7 @@ def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -
     one.write("a head", Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
     readme = (tmp_path / "README.md").read_text()
     assert f"    - {wrong_line}\n    + {right_line}\n" in readme
+    assert "No kernel is at fault: the result is also wrong in float64.\n" in readme
 
 
 def test_the_readme_names_the_line_and_the_class_of_the_module(tmp_path: Path) -> None:
@@ -370,24 +372,40 @@ def test_a_copy_of_a_weight_in_another_dtype_is_named_for_the_weight() -> None:
     assert 't["fc.weight.float64"]' in one.text
 
 
+EMPTY = torch.empty(0)
+
+
 def rotated_in_part(x: Tensor, _: Tensor) -> Tensor:
     rows = x.view(32, 6)
     turned = rows.neg() + 1
-    return torch.cat([torch.empty(0), torch.cat([turned[:, :4], rows[:, 4:]], 1)])
+    return torch.cat([turned[:, :4], rows[:, 4:]], 1)
 
 
 def rotated(x: Tensor, _: Tensor) -> Tensor:
-    return torch.cat([torch.empty(0), x.view(32, 6).neg() + 1])
+    return x.view(32, 6).neg() + 1
 
 
-def test_several_removed_operations_leave_one_line_and_no_empty_cache() -> None:
+def with_empty_cache(x: Tensor, _: Tensor, factor: float = 1.0) -> Tensor:
+    return torch.cat([EMPTY, x * factor], -2)
+
+
+def build_in_float32(wrong: Compute, right: Compute) -> Reproduction:
     x, _ = inputs_of("float32")
-    programs = record(rotated_in_part, x, x), record(rotated, x, x)
-    answer = {"right": rotated(x, x).double(), "compared": torch.ones(32, dtype=torch.bool)}
+    value = right(x, x)
+    answer = {"right": value.double(), "compared": torch.ones(len(value), dtype=torch.bool)}
+    programs = record(wrong, x, x), record(right, x, x)
     one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
-    _, right = branches_of(one)
+    return one
+
+
+def test_several_removed_operations_leave_one_line() -> None:
+    _, right = branches_of(build_in_float32(rotated_in_part, rotated))
     assert len(right) == 1
+
+
+def test_an_empty_cache_is_not_written() -> None:
+    one = build_in_float32(partial(with_empty_cache, factor=2.0), with_empty_cache)
     assert "constant" not in one.text
 
 
