@@ -344,11 +344,12 @@ class Signature:
         return bool(norms) and not any(item.failed for item in norms)
 
     def form_of_clipping(self) -> str | None:
-        """Name the factor of all clipped gradients, or else what the norm before clipping shows."""
-        right = (
-            "the norm before clipping agrees with the reference's" if self.is_norm_right() else None
-        )
-        return self.factor() or right
+        """Say what the norm before clipping shows, and name the factor of all clipped gradients."""
+        factor = self.factor()
+        if not self.is_norm_right():
+            return factor
+        wrong = "; the factor is wrong (clipped twice, not at all, or to another max_norm): "
+        return f"the norm before clipping agrees with the reference's{wrong if factor else ''}{factor or ''}"
 
     def do_most_fail(self) -> bool:
         """Return True if more than half of all modules fail, so that no single module is at fault."""

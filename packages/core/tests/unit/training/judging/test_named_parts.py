@@ -256,7 +256,18 @@ def test_factor_that_all_gradients_have_in_common_is_told(
 ) -> None:
     wrong = {gradient(module, phase): times(factor) for module in KINDS}
 
-    assert message(wrong)[1] == f"  all gradients are {words} the reference's"
+    right_norm = (
+        "the norm before clipping agrees with the reference's; the factor is wrong (clipped twice, not at all,"
+        " or to another max_norm): "
+    )
+    start = right_norm if phase == "clip" else ""
+    assert message(wrong)[1] == f"  {start}all gradients are {words} the reference's"
+
+
+def test_factor_of_a_wrong_norm_is_no_wrong_factor() -> None:
+    wrong = {gradient(module, "clip"): times(0.5) for module in KINDS}
+
+    assert "agrees" not in " ".join(message(wrong | {NORM: times(2.0)}))
 
 
 @pytest.mark.parametrize(
