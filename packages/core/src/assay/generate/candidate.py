@@ -7,6 +7,7 @@ import inspect
 import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -51,6 +52,7 @@ from assay.generate.spec import (
 from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
 from assay.judge.results import attach_results
+from assay.judge.wording import format_count
 from assay.launch import Rank
 from assay.models import LoadedModel, candidate_code, load_model, weight_hashes
 from assay.models.config_files import attention_of, first_line
@@ -283,6 +285,7 @@ class _Candidate:
         self._level = level
         self._alone = options.batch_size is not None
         self._num_replaced = 0
+        self._absent_masks: Mapping[str, AbstractSet[str]] = {}
         self.problems: dict[str, Level] = {}
         self._works = (
             whole_batches(section.batches)
@@ -309,6 +312,11 @@ class _Candidate:
                 "the level modules ran graphs that are split at module boundaries; the levels tokens"
                 " and logits ran the graphs as compiled"
             )
+        notes += [
+            f"{name} is absent on the candidate in {format_count(len(modules), 'module')}: if its attention,"
+            f" {attention_of(self._side.loaded)}, needs one, register it with transformers.AttentionMaskInterface"
+            for name, modules in self._absent_masks.items()
+        ]
         return notes
 
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
@@ -454,6 +462,7 @@ class _Candidate:
         watch = UsageWatch(replayer)
         tolerated = () if self._has_output else (OutputError,)
         results = replay(self._side, self._works, tokens, replayer, watch, tolerated=tolerated)
+        self._absent_masks = results.absent_masks
         attach_results(writer, REPLAY, results)
         writer.attach_json(USAGE, watch.to_json())
 

@@ -110,6 +110,9 @@ class ReplayResults:
     """Calls and ports that only the reference has."""
     unmatched_actual: list[str] = field(default_factory=list)
     """Calls and ports that only this run has."""
+    absent_masks: dict[str, set[str]] = field(default_factory=dict)
+    """By argument, modules of this process that got None where the reference's mask hides more than later tokens,
+    from an attention implementation whose masks are not compared."""
 
     def at(
         self,

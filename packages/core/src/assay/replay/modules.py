@@ -592,10 +592,8 @@ class Replayer:
             arguments[PADDING_MASK] = supplied.to(next(active.module.parameters()).device)
 
     def _supply_masks(self, active: ActiveCall) -> None:
-        """Check that an absent mask means the reference's, if that has one."""
+        """Check that an absent mask means the reference's, if that has one; only note it if masks are not compared."""
         matched: _Matched = active.state
-        if self.attention not in COMPARABLE_IMPLEMENTATIONS:
-            return
         for name, value in active.arguments.items():
             port = f"input.{name}"
             if value is not None or port not in matched.call.ports:
@@ -603,8 +601,13 @@ class Replayer:
             absent = self._find_absent_mask(matched, port)
             if absent is None:
                 continue
-            matched.seen.add(port)
             expected, difference = absent
+            if self.attention not in COMPARABLE_IMPLEMENTATIONS:
+                if difference.num_different:
+                    modules = self.results.absent_masks.setdefault(name, set())
+                    modules.add(active.call.site.module)
+                continue
+            matched.seen.add(port)
             self._result(active, port, expected).exact.add(*difference)
             self._show_own(active, port, implied_mask(expected))
             if difference.num_different:

@@ -73,16 +73,32 @@ def test_output_that_is_declared_absent_is_not_expected(llama_rig: Rig) -> None:
 # The place of an error
 
 
-def test_mask_that_a_layer_loses_fails_where_it_is_lost(llama_rig: Rig) -> None:
-    def without_mask(_module: Any, original: Any, *arguments: Any, **named: Any) -> Any:
-        return original(*arguments, **(named | {"attention_mask": None}))
+def without_masks(_module: Any, original: Any, *arguments: Any, **named: Any) -> Any:
+    return original(*arguments, **(named | {"attention_mask": None}))
 
-    ports = llama_rig.replay(replace_forward("model.layers.1", without_mask)).ports
+
+def test_mask_that_a_layer_loses_fails_where_it_is_lost(llama_rig: Rig) -> None:
+    ports = llama_rig.replay(replace_forward("model.layers.1", without_masks)).ports
     lost = ports["model.layers.1.self_attn", "input.attention_mask"]
 
     assert lost.stage == Stage("model.layers.1")
     # Of the padded prompts, every query would see the padding before it.
     assert 0 < lost.exact.num_different < lost.exact.num_compared
+
+
+def test_mask_that_an_unknown_attention_loses_is_noted_unless_it_implies_the_same(
+    llama: nn.Module, llama_rig: Rig, make_rig: MakeRig
+) -> None:
+    plant = replace_forward("model.layers.1", without_masks)
+    results = llama_rig.replay(plant, attention="own")
+    module = "model.layers.1.self_attn"
+    assert results.absent_masks == {"attention_mask": {module}}
+    assert (module, "input.attention_mask") not in results.ports
+
+    rig = make_rig(llama, lambda model: model(torch.arange(6)[None], use_cache=False))
+    ports = {port for call in rig.trace.calls if call.site.module == module for port in call.ports}
+    assert "input.attention_mask" in ports
+    assert rig.replay(plant, attention="own").absent_masks == {}
 
 
 def test_error_stays_in_the_stage_that_makes_it(llama_rig: Rig) -> None:
