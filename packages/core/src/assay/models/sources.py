@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from socket import gaierror
 from typing import Literal
 from urllib.parse import parse_qsl
 
@@ -238,9 +239,20 @@ def write_untrained(recipe: MicroRecipe, seed: int, folder: Path) -> None:
 
 def fetch_config(name: str) -> Path:
     """Download the configuration of hub model `name`, without its weights."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
 
     with _hub_errors(name):
+        if try_to_load_from_cache(name, "config.json") is None:
+            try:
+                get_hf_file_metadata(hf_hub_url(name, "config.json"))
+            except Exception as error:
+                if _is_unknown_host(error):  # the download would try again for 20 seconds
+                    raise ConnectionError from error
         return Path(hf_hub_download(name, "config.json")).parent
 
 
@@ -261,6 +273,12 @@ def _download_description(name: str, remote_code: RemoteCode, *more: str) -> Pat
     patterns = [*_DESCRIPTION, *more, *(["*.py"] if remote_code == "trust" else [])]
     with _hub_errors(name):
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @contextmanager

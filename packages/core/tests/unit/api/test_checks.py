@@ -47,6 +47,7 @@ def test_absent_model_leaves_no_run_folder(monkeypatch: pytest.MonkeyPatch, tmp_
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", find_nothing)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", find_nothing)
     monkeypatch.chdir(tmp_path)
 
     for name, error in (("micro:absent", UsageError), ("owner/absent", MachineError)):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from socket import gaierror
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from assay.errors import MachineError, UsageError
 from assay.models import count_parameters, load_model, resolve_model
 from assay.models.load import load_outline
-from assay.models.sources import hash_files
+from assay.models.sources import hash_files, require_model
 from assay.training.batches import coder_of
 
 
@@ -198,6 +199,7 @@ def hub(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     hub = Hub(llama_folder, tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.hf_hub_download)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", str)
     return hub
 
 
@@ -248,12 +250,27 @@ def test_unreachable_hub_is_a_machine_error(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fail)
     for use in (
         lambda: load_model("owner/tiny", dtype="float32"),
         lambda: count_parameters("gpt2"),
     ):
         with pytest.raises(MachineError, match="the hub cannot be reached"):
             use()
+
+
+def test_unknown_host_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def look_up(_: str) -> None:
+        cause = gaierror(-2, "Name or service not known")
+        raise RuntimeError("as the hub's library raises it") from cause
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", look_up)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, _: asked.append(name))
+    with pytest.raises(MachineError, match=r"'nosuch': no such folder here.* cannot be reached"):
+        require_model("nosuch")
+    assert asked == []
 
 
 def test_hash_of_a_folder_depends_on_names_and_bytes(tmp_path: Path) -> None:
