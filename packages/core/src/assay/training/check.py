@@ -25,6 +25,7 @@ from assay.launch import (
     world_of,
 )
 from assay.option_ranges import LARGEST_SEED, require_count
+from assay.plugins import find_plugin_file
 from assay.runs import Progress, changed_packages, describe_packages, provenance
 from assay.runs.results import (
     CANDIDATE_FOLDER,
@@ -312,11 +313,8 @@ def _require_files(check: TrainCheck) -> None:
     from assay.training.trainers.registry import require_trainer  # torch is not needed for --help
 
     require_trainer(check.trainer)
-    file, separator, _ = (check.setup or "").rpartition(":")
-    if check.setup is not None and not (separator and Path(file).expanduser().is_file()):
-        raise UsageError(
-            f"--candidate-setup {check.setup}: there is no such file; give FILE.py:FUNC"
-        )
+    if check.setup is not None:
+        find_plugin_file(check.setup)
 
 
 def _judge(

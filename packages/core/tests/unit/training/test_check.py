@@ -39,7 +39,8 @@ def test_limits_of_training_cover_every_statistic_and_are_no_tighter_than_the_fo
         ({}, {"candidate": "cpu/int4"}, "int4"),
         ({}, {"candidate": "cpu/float16"}, "float16 has no eps of 1e-08.*use --mixed-precision"),
         ({}, {"trainer": "absent.py:Mine"}, "there is no file"),
-        ({}, {"setup": "absent.py:plant"}, "there is no such file"),
+        ({}, {"setup": "absent.py:plant"}, "there is no file"),
+        ({}, {"setup": f"{__file__}:nope"}, "unknown function 'nope'"),
         ({}, {"limits": "absent"}, "no limits called 'absent'"),
         (
             {"micro_batches": 4},
