@@ -58,7 +58,7 @@ class CheckedVerdict(Verdict):
         text = io.StringIO()
         # In a notebook rich would display the text, and leave the stream empty.
         self.print_to(open_text_console(text))
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        return text.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<{self._report.explanation.title}; {self.folder}>"

@@ -1,7 +1,7 @@
 """`rich` consoles for tables and progress bars."""
 
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -11,7 +11,17 @@ from assay.foreign_text import escape_output
 
 
 class _EscapingConsole(Console):
-    """A console that escapes all printed text but keeps its own styles."""
+    """A console that escapes all printed text but keeps its own styles, and ends no line of a file with spaces."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:  # noqa: ANN401 - as rich declares them
+        if self.file.isatty() or self.is_jupyter:
+            super().print(*objects, **settings)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **settings)
+        lines = captured.get().split("\n")
+        self.file.write("\n".join(line.rstrip(" ") for line in lines))
+        self.file.flush()
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -112,6 +112,16 @@ def test_a_diagnosis_is_printed_whole(
     )
 
 
+@pytest.mark.parametrize("arguments", [[], ["clip-norm"]])
+def test_no_line_of_an_explanation_ends_with_spaces(
+    explain_app: typer.Typer, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(explain_app, arguments).stdout.splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_an_unknown_name_is_a_usage_error(explain_app: typer.Typer) -> None:
     assert isinstance(CliRunner().invoke(explain_app, ["clipnorm"]).exception, UsageError)
 
