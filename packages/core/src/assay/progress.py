@@ -36,7 +36,7 @@ class Progress(ABC):
         """Show one line."""
 
     def number_phases(self, total: int) -> None:
-        """Show the numbers of the tasks to come, out of the `total` of this process."""
+        """Show how many of the `total` tasks of this process are done: displays leave out short ones."""
         self._num_phases = total
 
     @contextmanager
@@ -48,7 +48,8 @@ class Progress(ABC):
         if self._num_phases and _INNERMOST.get()[0] is not self:
             self._phase += 1
             self._num_phases = max(self._phase, self._num_phases)
-            description = f"step {self._phase} of {self._num_phases}: {description}"
+            done = self._phase - 1
+            description = f"{done} of {self._num_phases} steps done: {description}"
         with self.open_task(description, total, unit) as task:
             token = _INNERMOST.set((self, task, unit))
             try:

@@ -166,7 +166,7 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
     with open_progress(stream) as progress:
         call(do("take_long"), {}, folder=tmp_path, name="trusted", progress=progress)
     lines = stream.getvalue().splitlines()
-    begin = "trusted: step 1 of 2: loads: reads files, "
+    begin = "trusted: 0 of 2 steps done: loads: reads files, "
     assert any(one.startswith(f"{begin}0 of 3 files") for one in lines)
     seconds = r"\de[+-]\d+ s"
     assert any(
@@ -177,16 +177,16 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
     )
     assert any(
         re.fullmatch(
-            rf"trusted: step 2 of 2: runs, [123] of 4 steps: {seconds} so far, about {seconds} left",
+            rf"trusted: 1 of 2 steps done: runs, [123] of 4 steps: {seconds} so far, about {seconds} left",
             one,
         )
         for one in lines
     )
     ends = [one for one in lines if re.fullmatch(rf".*[^.]: {seconds}", one)]
     assert [one.rpartition(":")[0] for one in ends] == [
-        "trusted: step 1 of 2: loads: reads files, 3 of 3 files",
-        "trusted: step 1 of 2: loads",
-        "trusted: step 2 of 2: runs, 4 of 4 steps",
+        "trusted: 0 of 2 steps done: loads: reads files, 3 of 3 files",
+        "trusted: 0 of 2 steps done: loads",
+        "trusted: 1 of 2 steps done: runs, 4 of 4 steps",
         "trusted",
     ]
 

@@ -148,7 +148,7 @@ def test_a_display_that_was_idle_prints_nothing_when_a_task_begins(
     assert stream.getvalue() == ""
 
 
-def test_phases_are_numbered_and_their_parts_are_not(
+def test_finished_phases_are_counted_and_their_parts_are_not(
     clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:
     lines.number_phases(2)
@@ -160,13 +160,13 @@ def test_phases_are_numbered_and_their_parts_are_not(
     with lines.step("is one too many"):
         clock.advance(2)
     assert stream.getvalue().splitlines() == [
-        "step 1 of 2: loads: hashes, 1 of 3 tensors ...",
-        "step 1 of 2: loads: hashes, 3 of 3 tensors: 3 s",
-        "step 1 of 2: loads: 3 s",
-        "step 2 of 2: generates ...",
-        "step 2 of 2: generates: 2 s",
-        "step 3 of 3: is one too many ...",
-        "step 3 of 3: is one too many: 2 s",
+        "0 of 2 steps done: loads: hashes, 1 of 3 tensors ...",
+        "0 of 2 steps done: loads: hashes, 3 of 3 tensors: 3 s",
+        "0 of 2 steps done: loads: 3 s",
+        "1 of 2 steps done: generates ...",
+        "1 of 2 steps done: generates: 2 s",
+        "2 of 3 steps done: is one too many ...",
+        "2 of 3 steps done: is one too many: 2 s",
     ]
 
 
