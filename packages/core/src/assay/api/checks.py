@@ -37,7 +37,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate: options.Candidate,
     reference: Annotated[str | None, options.Reference] = None,
     golden: Annotated[
-        str | Path | None, Option("A golden captured elsewhere, instead of --reference.", "TRACE")
+        str | Path | None,
+        Option("A golden, or an earlier check's folder, instead of --reference.", "FOLDER"),
     ] = None,
     no_verify: Annotated[bool, Option("Do not compare the golden with its hashes.")] = False,
     candidate_setup: Annotated[
@@ -209,7 +210,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     reference: Annotated[str | None, options.Reference] = None,
     golden: Annotated[
         str | Path | None,
-        Option("A golden of an earlier check, instead of --reference.", "FOLDER"),
+        Option("A golden, or an earlier check's folder, instead of --reference.", "FOLDER"),
     ] = None,
     candidate_trainer: Annotated[
         str | None,

@@ -74,7 +74,10 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
     missed = [
         name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
     ]
-    notes = [f"these inputs do not try: {', '.join(missed)}"] if missed else []
+    named = {"--prompts": options.prompts, "--prompt-length": options.prompt_length}
+    given = " and ".join(name for name, value in named.items() if value is not None)
+    built_in = f" (a check without {given} tries what the model's context allows)" if given else ""
+    notes = [f"these inputs do not try: {', '.join(missed)}{built_in}"] if missed else []
     notes += _notes_on_double_bos(plan, getattr(loaded.config, "bos_token_id", None))
     return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
 

@@ -507,7 +507,9 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
             if math.isclose(coarsest.resolution, verdict.resolution):
                 row = coarsest
             else:
-                hardly = " (hardly checked)" if coarsest.resolution > _COARSE else ""
+                hardly = (
+                    " (hardly checked; float32 sees more)" if coarsest.resolution > _COARSE else ""
+                )
                 others.append(f"{level} {format_number(coarsest.resolution)}{hardly}")
     where = f" ({row.level}, at {one_line(row.module) or '(model)'})" if row else ""
     stated = ", ".join((f"{format_number(verdict.resolution)}{where}", *others))

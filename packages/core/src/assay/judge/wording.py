@@ -207,7 +207,7 @@ PHASES: dict[Phase, PhaseWords] = {
 READ_MEASUREMENTS = (
     "Every measurement, with all digits, is in measurements.jsonl next to this report."
 )
-TIE_WITH_OTHER_LOGITS = "another token at a near tie; the logits differ, which decides"
+TIE_WITH_OTHER_LOGITS = "another token was chosen, and the logits differ"
 # Smaller errors are not written in percent.
 LEAST_PERCENT = 1e-3
 SEEN = "every larger error is seen; a smaller one only if it is systematic, and not always"

@@ -50,6 +50,20 @@ def test_prompt_that_begins_twice_is_noted(
     assert [note for note in plan.notes if "BOS" in note] == noted
 
 
+@pytest.mark.parametrize(
+    ("length", "tried"),
+    [
+        (None, False),
+        ("8", " (a check without --prompt-length tries what the model's context allows)"),
+    ],
+)
+def test_untried_input_says_which_option_leaves_it_out(length: str | None, tried: object) -> None:
+    model = load_model("micro:llama", dtype="float32")
+    plan = plan_inputs(InputOptions(prompt_length=length, max_new_tokens=2), model)
+    missed = [note for note in plan.notes if "do not try" in note]
+    assert [note.partition("chunked prefill")[2] for note in missed] == [tried] * bool(tried)
+
+
 SPEC = GoldenSpec(
     model="micro:llama?trained=0",
     reference=parse_run("cpu/float32"),

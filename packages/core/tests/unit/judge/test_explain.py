@@ -565,7 +565,7 @@ def test_each_level_has_its_own_coarsest_row() -> None:
         "updates": "e",
     }
     assert describe_resolution(verdict, found) == (
-        "resolution 6e-2 (modules, at b), updates 0.6 (hardly checked): every larger error is seen;"
+        "resolution 6e-2 (modules, at b), updates 0.6 (hardly checked; float32 sees more): every larger error is seen;"
         " a smaller one only if it is systematic, and not always"
     )
 

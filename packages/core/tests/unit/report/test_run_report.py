@@ -234,7 +234,7 @@ def test_tokens_that_fail_within_the_limit_of_a_tie_say_what_decided() -> None:
     )  # fmt: skip
     rung = LadderRung("tokens", Level(verdict=Outcome.FAIL, compared=3), row)
     assert rung.cells["ratio / limit"] == ""
-    assert rung.cells["worst"] == "another token at a near tie; the logits differ, which decides"
+    assert rung.cells["worst"] == "another token was chosen, and the logits differ"
     passed = LadderRung("tokens", Level(verdict=Outcome.PASS, compared=3), row)
     assert passed.cells["ratio / limit"] == "2.5x / 4.0x"
 

@@ -1,6 +1,7 @@
 """The page of a run, and the files and folders of pages and summaries."""
 
 import hashlib
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -159,6 +160,15 @@ def test_tiles_name_what_was_counted() -> None:
     page = render_html(Report(Path("run"), verdict))
     assert '<dd>5</dd><dd class="muted">items</dd>' in page
     assert "resolution" not in page.partition("</header>")[0].partition("<header")[2]
+
+
+def test_values_that_must_be_equal_have_no_ratio() -> None:
+    exact = {"statistic": "exact", "noise_ratio": math.inf, "limit": 0.0, "resolution": 0.0}
+    verdict = Verdict(verdict=Outcome.FAIL, compared=5, headline="It differs.", **exact)
+    tiles = render_html(Report(Path("run"), verdict)).partition("</header>")[0].partition("<dl")[2]
+    assert "<dt>limit</dt><dd>must be equal</dd>" in tiles
+    assert "inf" not in tiles
+    assert "resolution" not in tiles
 
 
 def test_index_holds_every_run_and_leads_to_its_page(failed: Report) -> None:
