@@ -210,7 +210,7 @@ READ_MEASUREMENTS = (
 TIE_WITH_OTHER_LOGITS = "another token was chosen, and the logits differ"
 # Smaller errors are not written in percent.
 LEAST_PERCENT = 1e-3
-SEEN = "every larger error is seen; a smaller one only if it is systematic, and not always"
+SEEN = "an error above it is always seen; below it, only some systematic ones are"
 BLIND_PLACE = "at the place with the most noise, even zeros would agree"
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, with the reference's inputs injected into "

@@ -352,8 +352,8 @@ def test_a_pass_says_what_was_compared_and_what_it_could_not_see() -> None:
         "The candidate agrees with the reference.\n"
         "  compared 1,279 tensor pairs (inputs 24, modules 1,255)\n"
         "  not run: sampler: greedy decoding has no sampler\n"
-        "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): every larger error is seen;"
-        " a smaller one only if it is systematic, and not always"
+        "  resolution 8.4e-3 (modules, at model.layers.3.mlp.down_proj): an error above it is always seen;"
+        " below it, only some systematic ones are"
     )
 
 
@@ -565,8 +565,8 @@ def test_each_level_has_its_own_coarsest_row() -> None:
         "updates": "e",
     }
     assert describe_resolution(verdict, found) == (
-        "resolution 6e-2 (modules, at b), updates 0.6 (hardly checked; float32 sees more): every larger error is seen;"
-        " a smaller one only if it is systematic, and not always"
+        "resolution 6e-2 (modules, at b), updates 0.6 (hardly checked; float32 sees more): an error above it is always seen;"
+        " below it, only some systematic ones are"
     )
 
 
@@ -585,7 +585,7 @@ def test_a_failure_quotes_the_resolution_of_its_own_place() -> None:
     verdict = failed_at("b", 5.0).model_copy(update={"resolution": 0.03})
 
     assert describe_resolution(verdict, find_deciding_rows(verdict, rows)) == (
-        "resolution 3e-2 (modules, at b): every larger error is seen; a smaller one only if it is systematic, and not always"
+        "resolution 3e-2 (modules, at b): an error above it is always seen; below it, only some systematic ones are"
     )
 
 
