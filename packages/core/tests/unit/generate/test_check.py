@@ -60,7 +60,8 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "message"),
     [
         ("", "the file is empty"),
-        ("{", "prompts.jsonl, line 1: not JSON"),
+        ('{"prompt"', "prompts.jsonl, line 1: not JSON"),
+        ("{", "prompts.jsonl: not JSON"),  # as an expectation begins
         (
             '{"prompt": "a"}\n{"question": "b"}',
             "prompts.jsonl, line 2: needs an object with one of",

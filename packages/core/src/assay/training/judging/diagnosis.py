@@ -10,7 +10,7 @@ import torch
 from assay.errors import name_alike, name_some
 from assay.judge.levels import DiagnosedFault
 from assay.judge.replays import FailedStage, Judged
-from assay.judge.results import PortResult
+from assay.judge.results import PortResult, read_results
 from assay.metrics import RowErrors
 from assay.noise import error_beyond
 from assay.replay.gradients import ScaledStep, was_read_scaled
@@ -370,12 +370,22 @@ class Signature:
     def _factors_of_updates(self) -> list[float]:
         """Return the factor of most updates in each step, or one for all; empty if they have none in common.
 
-        Norms state no sign, so the errors of all steps get that of the slope. They must add up to it.
+        Norms state no sign, so the errors of all steps, without their rounding, get that of the slope. They must
+        add up to it.
         """
-        sums = [port.sums for port in self.group.ports if port.port.startswith(UPDATE_PREFIX)]
+        noise = read_results(self.evidence.noise, "stage-optimizer").ports
         found = []
-        for one in (one for one in sums if one.ee > 0):
+        for port in self.group.ports:
+            one, rounded = port.sums, noise.get((port.module, port.port))
+            if one.ee <= 0 or not port.port.startswith(UPDATE_PREFIX):
+                continue
             error, size = norms_by_step(RowErrors.concatenate(one.rows), self.evidence.rows)
+            if rounded is not None:
+                rounding, _ = norms_by_step(
+                    RowErrors.concatenate(rounded.sums.rows), self.evidence.rows
+                )
+                without = (error**2 - rounding**2).clamp(min=0).sqrt()
+                error = error.where(error == size, without)  # no update is not rounded
             changes = (error / size).where(error != 0, 0.0).copysign(torch.tensor(one.slope))
             is_sum = abs(float((changes * size**2).sum()) / one.ee - one.slope) <= _ALIKE
             found.append([1 + one.slope, *(1 + changes).tolist()] if is_sum else [])
