@@ -248,7 +248,7 @@ class Evaluation:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of groups of tasks, with the names of their tasks."""
     notes: tuple[str, ...] = ()
-    """What was ignored to read it."""
+    """Sentences about older results that were ignored."""
 
     @property
     def side(self) -> dict[str, Any]:

@@ -54,7 +54,8 @@ from assay_expectations.records import (
 from assay_expectations.verdict import combine, level_of_signature
 
 # noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
-# limit, or the yardstick moved. not compared: of different content or dtype, with the size of the change where both ran the same tokens.
+# limit, or the yardstick moved. not compared: of different content or dtype, with the size of the change where both
+# ran the same tokens.
 Kind = Literal["noise", "drift", "break", "not compared"]
 
 _MAX_TOKENS_SHOWN = 5

@@ -335,13 +335,6 @@ class _Left(NamedTuple):
     version: int
     length: int
 
-    @classmethod
-    def of(cls, part: Part) -> Self | None:
-        """Return the state of a part; None for a state, and for a tensor of inference mode, which has no version."""
-        if part.length is None or part.tensor.is_inference():
-            return None
-        return cls(ref(part.tensor), part.tensor._version, part.length)  # noqa: SLF001 - no public name
-
     def is_written(self, part: Part) -> bool:
         """Return True if something has written to the same tensor since."""
         is_same = self.tensor() is part.tensor and self.length == part.length
@@ -362,7 +355,7 @@ class CacheTracker:
     """The caches of the root call by identity, each with its port, number of layers and places."""
     _parts: dict[tuple[int, str], Part] = field(default_factory=dict)
     """Parts before the root call."""
-    _left: dict[tuple[int, str], _Left | None] = field(default_factory=dict)
+    _left: dict[tuple[int, str], _Left] = field(default_factory=dict)
     """Parts after the last call that added to them."""
     _written: set[tuple[int, str]] = field(default_factory=set)
     """Parts that something has written to between two root calls."""
@@ -373,6 +366,7 @@ class CacheTracker:
         self._seen.clear()
         self._parts.clear()
         self._written.clear()
+        self._left = {key: one for key, one in self._left.items() if one.tensor() is not None}
 
     def snapshot(self, arguments: Mapping[str, Any]) -> list[CacheBefore]:
         """Return all caches among `arguments`, before a call."""
@@ -414,7 +408,13 @@ class CacheTracker:
                         if key in self._written or (is_copy and self._is_written(key, known)):
                             addition.history_changed = True
                         yield addition
-                        self._left[key] = _Left.of(part)  # with the values that the caller wrote
+                        self._keep(key, part)  # with the values that the caller wrote
+
+    def _keep(self, key: tuple[int, str], part: Part) -> None:
+        """Keep the version of a part with tokens. A tensor of inference mode has none."""
+        if part.length is not None and not part.tensor.is_inference():
+            version = part.tensor._version  # noqa: SLF001 - no public name
+            self._left[key] = _Left(ref(part.tensor), version, part.length)
 
     def _is_written(self, key: tuple[int, str], part: Part | None) -> bool:
         left = self._left.get(key)

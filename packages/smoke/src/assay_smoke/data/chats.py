@@ -148,9 +148,8 @@ def _find_turns(
     tokenizer: Tokenizer, ids: Sequence[int], messages: Sequence[Message]
 ) -> Iterator[Turn]:
     """Yield the turns in the text, up to the first that is missing after its predecessor."""
-    added = (
-        tokenizer.added_tokens_decoder
-    )  # may hold special tokens that are not declared otherwise
+    # May hold special tokens that are declared nowhere else.
+    added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(id_ for id_, one in added.items() if one.special)}
     texts = [_decode(tokenizer, ids[: number + 1]) for number in range(len(ids))]
     text, ends = _decode(tokenizer, ids), [len(begun) for begun in texts]

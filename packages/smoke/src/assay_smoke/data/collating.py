@@ -558,9 +558,8 @@ def _judge_isolation(report: SubjectReport, pack: Batch) -> None:
             f" The batch has {given}"
         )
         leak = pack.fault_of(ISOLATED, sample, reason)
-        leak = (
-            leak if is_placed else leak._replace(example=leak.example[:1])
-        )  # rows show no positions
+        if not is_placed:  # rows show no positions
+            leak = leak._replace(example=leak.example[:1])
         report.judge([ISOLATED], [] if attention in right else [leak])
 
 

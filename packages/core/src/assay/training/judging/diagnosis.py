@@ -10,7 +10,7 @@ import torch
 from assay.errors import name_alike, name_some
 from assay.judge.levels import DiagnosedFault
 from assay.judge.replays import FailedStage, Judged
-from assay.judge.results import PortResult, read_results
+from assay.judge.results import PortResult
 from assay.metrics import RowErrors
 from assay.noise import error_beyond
 from assay.replay.gradients import ScaledStep, was_read_scaled
@@ -36,7 +36,7 @@ from assay.training.judging.gradient_parts import (
     find_wrong_rank_shares,
     find_wrong_shares,
 )
-from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.judged_groups import JudgedGroup, noise_of_optimizer
 from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import PHASE_METHODS, TrainingPlan
 from assay.training.replay.step_values import NORM
@@ -373,7 +373,7 @@ class Signature:
         Norms state no sign, so the errors of all steps, without their rounding, get that of the slope. They must
         add up to it.
         """
-        noise = read_results(self.evidence.noise, "stage-optimizer").ports
+        noise = noise_of_optimizer(self.evidence).ports
         found = []
         for port in self.group.ports:
             one, rounded = port.sums, noise.get((port.module, port.port))

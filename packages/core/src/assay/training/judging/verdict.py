@@ -64,7 +64,7 @@ from assay.training.judging.free_run import (
     rows_of_free_run,
     trajectory_gap,
 )
-from assay.training.judging.groups import JudgedGroup, judge_groups, list_unseen_settings
+from assay.training.judging.judged_groups import JudgedGroup, judge_groups, list_unseen_settings
 from assay.training.judging.labels import find_wrong_labels
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
 from assay.training.reports import TrainerReport

@@ -25,7 +25,7 @@ from assay.statistics import STATISTICS
 from assay.trace import Trace
 from assay.training.judging.diagnosis import diagnose_replay
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.judged_groups import JudgedGroup, judge_groups
 from assay.training.judging.verdict import judge_training
 from assay.training.replay.step_values import RunRows
 from assay.training.reports import (

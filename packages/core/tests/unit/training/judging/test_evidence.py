@@ -18,7 +18,7 @@ from assay.training.judging.evidence import (
     merge_reports,
     parameter_of,
 )
-from assay.training.judging.groups import judge_groups
+from assay.training.judging.judged_groups import judge_groups
 from assay.training.reports import FreeRun, KeptPrecision, StateValue, TrainerReport
 from assay.verdicts import Ratio
 from packages.core.tests.unit.training.judging.candidate_reports import report as rank_report

@@ -110,7 +110,7 @@ def _judge_group(
 def _read_noise(evidence: TrainEvidence) -> dict[str, ReplayResults]:
     """Read the noise run's results by group."""
     noise = {name: read_results(evidence.noise, name) for name in GROUPS}
-    noise["stage-optimizer"] = _noise_of_optimizer(evidence, noise["stage-optimizer"])
+    noise["stage-optimizer"] = noise_of_optimizer(evidence)
     # The noise run recomputes nothing. A recomputed value rounds like the first one.
     noise["recomputed"] = noise["modules"]
     return noise
@@ -150,7 +150,7 @@ def list_unseen_settings(evidence: TrainEvidence) -> Iterator[str]:
     if (measure := evidence.measure_adamw) is None:
         return
     own = "float32" if evidence.report.free.kept is not None else evidence.dtype
-    noise = _noise_of_optimizer(evidence, read_results(evidence.noise, "stage-optimizer"))
+    noise = noise_of_optimizer(evidence)
 
     def shows(arithmetic: str, noise: ReplayResults, other: OtherSetting) -> bool:
         results = measure(arithmetic, other)
@@ -216,12 +216,12 @@ def _total(parts: Sequence[PairSums]) -> PairSums:
     return total
 
 
-def _noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> ReplayResults:
+def noise_of_optimizer(evidence: TrainEvidence) -> ReplayResults:
     """Return the noise for updates and moments: the noise run's, or that of an optimizer in float32.
 
-    in_dtype: measurements of the noise run in the candidate's dtype. They apply to the updates of
-        parameters that are rounded to that dtype from a wider copy.
+    The noise run's also applies to the updates of parameters that are rounded from a wider copy.
     """
+    in_dtype = read_results(evidence.noise, "stage-optimizer")
     kept = evidence.report.free.kept
     if kept is None:
         return in_dtype
