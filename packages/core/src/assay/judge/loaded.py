@@ -104,7 +104,10 @@ def describe_weight(weight: WeightDifference, fault: str) -> str:
             f" values in {where}: relative error {format_number(weight.error)}"
         )
     text = f"{weight.name} {fault} in {where}: relative error {format_number(weight.error)}"
-    return f"{text}; it holds the values of {weight.values_of}" if weight.values_of else text
+    if weight.values_of:
+        return f"{text}; it holds the values of {weight.values_of}"
+    change = weight.change.removesuffix(".")
+    return f"{text}; {change[0].lower()}{change[1:]}" if change else text
 
 
 def _describe_rows(weight: WeightDifference) -> str:

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from assay.dtypes import float_format
 from assay.errors import name_some
-from assay.judge.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
 from assay.models.inspect.weights import Inspection, all_tensors
 from assay.models.stored_tensors import same_bits
 from assay.models.tensor_sources import UnknownFormError, value_in_form
 from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
+from assay.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
 from assay.verdicts import Verdict
 
 # The part that the folder holds: rows that differ, and columns around the first difference.

@@ -69,6 +69,13 @@ def test_what_loading_made_wrong_fails_and_is_said_once(
     assert finding.location.phase in ("checkpoint", "inputs")
 
 
+def test_a_simple_change_of_a_weight_is_named() -> None:
+    weight = TABLE.model_copy(update={"change": "It is 2 times the expected one."})
+    reason = judge_load([clean(weights=[weight])]).result.level.reason
+    assert reason is not None
+    assert reason.endswith("; it is 2 times the expected one")
+
+
 def test_changed_setting_is_named_before_the_buffer_that_is_made_of_it() -> None:
     buffer = TABLE.model_copy(update={"name": "inv_freq", "problem": "not-built"})
     setting = "rope_theta is 500000.0, 10000.0 where its class is built from config.json alone"

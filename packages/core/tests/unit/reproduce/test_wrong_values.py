@@ -84,7 +84,7 @@ def with_rows(rows: slice, change: Callable[[Tensor], Tensor]) -> Tensor:
         ),
         (
             with_rows(slice(3, 6), lambda rows: rows * 2),
-            "in 3 of 12 rows: 3, 4, 5. It is 2.0 times the expected one in 3 of 12 rows.",
+            "in 3 of 12 rows: 3, 4, 5. It is 2 times the expected one in 3 of 12 rows.",
         ),
         (
             with_rows(slice(2, 8, 5), lambda rows: rows.flip(0)),

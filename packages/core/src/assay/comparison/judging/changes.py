@@ -15,7 +15,7 @@ from assay.comparison.judging.judged_ports import JudgedPort, is_inside
 from assay.comparison.measured_dumps import MeasuredDumps
 from assay.comparison.measuring.pair_measurer import coarser_unit
 from assay.comparison.pairing.port_series import BLOCK, Port, Series, SeriesPair
-from assay.judge.value_changes import (
+from assay.value_changes import (
     FEWEST,
     MOST_VALUES,
     NUM_SAMPLED,

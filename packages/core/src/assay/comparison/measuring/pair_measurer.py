@@ -53,7 +53,6 @@ from assay.dumps.protocol import DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.row_positions import RowIndex
 from assay.judge.results import PortResult
-from assay.judge.value_changes import ROUNDOFFS
 from assay.launch import Rank, TimeLimits, World, call, outer_world_size
 from assay.launch.forked_pool import dump_mapped, load_mapped, map_forked
 from assay.metrics import NormSums, PairSums
@@ -68,6 +67,7 @@ from assay.replay.ports import (
 from assay.sites import RowMap
 from assay.stages import Stage
 from assay.statistics import worst_error
+from assay.value_changes import ROUNDOFFS
 
 T = TypeVar("T")
 

@@ -37,6 +37,8 @@ class WeightDifference(Record):
     """Relative error of these rows (Frobenius norm)."""
     largest: Number = 0.0
     """Largest difference of an element, in units in the last place of the dtype."""
+    change: str = ""
+    """A simple change that explains the difference, as a sentence."""
     values_of: str | None = None
     """Another name in the model whose stored values it holds."""
 

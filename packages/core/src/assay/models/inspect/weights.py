@@ -19,9 +19,12 @@ from assay.models.tensor_sources import (
     value_in_form,
 )
 from assay.progress import counted
+from assay.value_changes import OF_WEIGHT, Proof, describe_values
 
 # Elements that are cast at a time, to fit the caches of one core.
 _CHUNK = 1 << 18
+# A change of a larger tensor is not described: the search takes a second for each 16 million values.
+_MOST_DESCRIBED = 1 << 24
 
 
 def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
@@ -81,7 +84,20 @@ def measure_difference(
         num_rows=len(actual_rows),
         error=error / norm if norm else (float("inf") if error else 0.0),
         largest=_largest_in_units(actual_wrong, expected_wrong, dtype),
+        change=_describe_change(actual_rows, expected_rows, dtype),
     )
+
+
+def _describe_change(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
+    """Describe a factor, a transposition or another order; return "" if none explains the difference.
+
+    Shapes: (R, C) both.
+    """
+    if not dtype.is_floating_point or actual.is_complex() or actual.numel() > _MOST_DESCRIBED:
+        return ""
+    unit_roundoff = torch.finfo(dtype).eps / 2
+    proof = Proof(unit_roundoff, unit_roundoff)
+    return describe_values(actual.double(), expected.double(), proof, OF_WEIGHT)
 
 
 def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, conversion_mapping, modeling_utils
 from transformers.core_model_loading import WeightRenaming
 
@@ -320,6 +321,22 @@ def test_two_roundings_of_one_number_are_within_the_rounding_and_a_scale_is_not(
     assert not kept_in_float32.beyond_rounding
     assert scaled is not None
     assert scaled.beyond_rounding
+    assert (scaled.change, by_float16.change) == ("It is 1.02 times the expected one.", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weight: weight[[1, 0, *range(2, 16)]], "Its rows 0 and 1 are swapped."),
+        (lambda weight: weight.T, "It is the transpose of the expected one."),
+        (lambda weight: weight + 0.1, ""),
+    ],
+)
+def test_a_simple_change_is_described(change: Callable[[Tensor], Tensor], words: str) -> None:
+    weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    found = measure_difference("w", change(weight), weight, torch.float32)
+    assert found is not None
+    assert found.change == words
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.judge.wording import format_number
-
 # Fewer rows or distinct values may agree by chance.
 FEWEST = 8
 # Without a noise run, the expected relative error of a value is this many unit roundoffs.
@@ -109,7 +107,7 @@ def _describe_factor(factor: float) -> str:
     """
     change = abs(factor - 1)
     digits = max(3, 2 - math.floor(math.log10(change))) if change else 3
-    return f"{format_number(factor, digits)} times the expected one" if factor else "zero"
+    return f"{factor:,.{digits}g} times the expected one" if factor else "zero"
 
 
 def _find_moved(actual: Tensor, expected: Tensor, proof: Proof) -> Tensor:
