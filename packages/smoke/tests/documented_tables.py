@@ -1,4 +1,4 @@
-"""The tables and numbers of docs/smoke.md, generated from axes, rules and plans.
+"""The tables and numbers of docs/smoke.md, generated from axes and plans.
 
 Write them by `python packages/smoke/tests/documented_tables.py docs/smoke.md`. A test compares them.
 """
@@ -9,16 +9,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from assay_smoke.matrix.rules import (
-    AXES,
-    RULES,
-    Coverage,
-    Rule,
-    SmokePlan,
-    plan_smoke,
-    rules_of_vendor,
-    vendor_names,
-)
+from assay_smoke.matrix.rules import AXES, RULES, Coverage, SmokePlan, plan_smoke
 
 
 def document_tables() -> dict[str, str]:
@@ -26,7 +17,6 @@ def document_tables() -> dict[str, str]:
     return {
         "numbers": _numbers(),
         "axes": _axes_table(),
-        "refused combinations": _rules_table(),
         "coverage": _coverage_table(),
     }
 
@@ -87,34 +77,6 @@ def _axes_table() -> str:
         (axis.name, " ".join(f"`{word}`" for word in axis.values), axis.meaning) for axis in AXES
     ]
     return _markdown(("axis", "words", "meaning"), rows)
-
-
-def _rules_table() -> str:
-    of_vendors = [rule for vendor in vendor_names() for rule in rules_of_vendor(vendor)]
-    rows = [
-        (f"`{rule.name}`", describe_combination(rule), rule.reason, _shown_by(rule))
-        for rule in (*RULES, *of_vendors)
-    ]
-    return _markdown(("rule", "refused", "why", "shown by"), rows)
-
-
-def describe_combination(rule: Rule) -> str:
-    """Describe what a rule refuses, as in "framework pipeline, recompute"."""
-    parts = []
-    for axis in AXES:
-        words = [word for word in axis.values if word in rule.refuses.get(axis.name, ())]
-        if words == [axis.name]:
-            parts.append(axis.name)
-        elif words and len(words) < len(axis.values):
-            parts.append(f"{axis.name} {' or '.join(words)}")
-    return ", ".join(parts)
-
-
-def _shown_by(rule: Rule) -> str:
-    if rule.shown_by.startswith("https://"):
-        return f"[source]({rule.shown_by})"
-    path, _, _ = rule.shown_by.partition("::")
-    return f"[test](../{path})"
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
