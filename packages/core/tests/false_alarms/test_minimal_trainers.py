@@ -63,7 +63,7 @@ def verdicts(
     text = table(found)
     request.config.get_terminal_writer().line(f"\n{text}")
     if option("--publish"):
-        publish("minimal trainers", text)
+        publish("minimal trainers", totals(found), minimal_trainers=text)
     return found
 
 
@@ -101,6 +101,17 @@ def table(verdicts: dict[Loop, Verdict]) -> str:
         for line in lines
     ]
     return markdown_table(("style", "correct", *FAULTS), rows)
+
+
+def totals(verdicts: dict[Loop, Verdict]) -> str:
+    """Count the faults that are found in their phase, and those whose phase the verdict calls not visible."""
+    cells = [cell(one, v) for one, v in verdicts.items() if one.fault]
+    found = sum(one.startswith("found, ") for one in cells)
+    hidden = sum(one.startswith("not visible, ") for one in cells)
+    return (
+        f"Of {len(cells)} faults {found} are found in their phase. {hidden} are in a phase that the verdict calls not"
+        " visible."
+    )
 
 
 def cell(loop: Loop, verdict: Verdict) -> str:

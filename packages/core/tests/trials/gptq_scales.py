@@ -1,4 +1,4 @@
-"""Measure which wrong scales of GPTQ are found: the table of docs/compare.md.
+"""Measure which wrong scales of GPTQ are found: the numbers of docs/compare.md.
 
     python -m packages.core.tests.trials.gptq_scales    # 2 minutes of one core
 
