@@ -167,7 +167,7 @@ class ModelLimits:
     media: tuple[Media, ...] = ()
     """The image or sound of each row, with its mask; empty for a model of text."""
     optional: tuple[Media, ...] = ()
-    """Tensors of each row in every second batch: a part of the model runs only with them."""
+    """Tensors of each row in every second batch, in place of `media`: a part of the model runs only with them."""
     images: tuple[InsertedMedia, ...] = ()
     """Images or sounds of several sizes that a text may hold; empty for other models."""
     placeholders: tuple[int, ...] = ()

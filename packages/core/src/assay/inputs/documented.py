@@ -23,6 +23,8 @@ _EXCLUDED = re.compile(
     r"|encoder_outputs|past_key_values|.*head_mask"
 )
 _OF_TEXT = re.compile(r"\{0\}|(input_ids|sequence|seq)_?len(gth)?|seqlen")
+# An encoder's output, and images or sounds, whose sequence is none of tokens.
+_OF_OWN_LENGTH = re.compile(r"encoder_|pixel_|input_(features|values)")
 _FEW = 4
 _WIDTHS = ("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size")
 
@@ -48,7 +50,7 @@ def likely_tensors(
     if not dims:
         return
     _, *symbols = [one.strip() for one in dims.rstrip(", ").split(",")]
-    is_own = not symbols or name.startswith("encoder_")
+    is_own = not symbols or _OF_OWN_LENGTH.match(name)
     in_text = of_tokens and not is_own and _OF_TEXT.fullmatch(symbols[0])
     sizes = [[*dict.fromkeys(_sizes_of(one, read, number))] for number, one in enumerate(symbols)]
     shapes = [*product(*sizes)]
@@ -73,7 +75,8 @@ def _sizes_of(symbol: str, read: Read, number: int) -> Iterator[int]:
         return
     keys = _WIDTHS if symbol == "hidden_size" else (key,)
     found = [one for one in map(read, keys) if type(one) is int]
-    yield from found or [3 if symbol == "num_channels" else _FEW]
+    several = (_FEW, 1) if symbol.startswith("num_") else (_FEW,)  # such as boxes of one image
+    yield from found or ((3,) if symbol == "num_channels" else several)
 
 
 def _with_values(media: Media, kind: str) -> Iterator[Media]:

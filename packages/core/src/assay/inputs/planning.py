@@ -113,7 +113,7 @@ def plan_batches(
             decoder_start=limits.decoder_start,
         )
         of_rows = [places[number % len(places)] for number in numbers]
-        added = limits.media or (limits.optional if len(batches) % 2 == 0 else ())
+        added = limits.optional if limits.optional and len(batches) % 2 == 0 else limits.media
         batch = insert_media(batch, replace(limits, media=added), options.seed, of_rows)
         batches.append(_with_given(batch, members))
     if long_prompt is not None:
@@ -129,7 +129,7 @@ def plan_batches(
 
 def _notes_on(limits: ModelLimits) -> Iterator[str]:
     if limits.optional:
-        names = " and ".join(one.name for one in limits.optional)
+        names = " and ".join(one.name for one in limits.optional if one not in limits.media)
         yield f"every second batch has {names}, without which a part of the model never runs"
     if limits.only_forward:
         yield f"one call is checked, and no generated text: {limits.only_forward}"

@@ -26,6 +26,8 @@ def likely_values(
     loaded: LoadedModel, name: str, documented: Mapping[str, tuple[str, str]]
 ) -> Iterator[Media]:
     """Yield tensors of one row for a documented argument of the model, the likeliest first."""
+    for shape in _likely_shapes(name, loaded.model):
+        yield Media(name, (1, *shape))
     read = Settings(loaded.model).read
     yield from likely_tensors(name, documented, read, of_tokens=loaded.reads_tokens)
 

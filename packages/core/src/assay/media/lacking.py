@@ -3,15 +3,17 @@
 import linecache
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice, permutations
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from assay.errors import AssayError
+from assay.hooks.coverage_watch import UsageWatch
+from assay.hooks.module_tracer import NullHandler
 from assay.inputs import (
     Batch,
     Media,
@@ -47,12 +49,18 @@ def try_inputs(
     return limits
 
 
-# Calls of a model in search of what it lacks, tensors that it gets in all, and elements of one in another size.
-_MOST_CALLS, _MOST_TENSORS, _MOST_ELEMENTS = 60, 8, 1 << 20
+# In the message of a model that got two tensors of which it takes one.
+_EXCLUDING = re.compile(r"(?i)\b(only|exactly) one of\b")
+# Calls of a model in search of what it lacks, or of what else goes with a tensor that it can do without; tensors that
+# it gets in all, and elements of one in another size.
+_MOST_CALLS, _MOST_FURTHER_CALLS, _MOST_TENSORS, _MOST_ELEMENTS = 60, 12, 8, 1 << 20
 
 
 def complete(
-    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+    loaded: LoadedModel,
+    limits: ModelLimits,
+    run: Callable[[LoadedModel, Batch], object],
+    most_calls: int = _MOST_CALLS,
 ) -> ModelLimits:
     """Return the limits with the documented tensors that the model lacks. Raises: what it raises without them."""
     tried = {limits.media}
@@ -63,12 +71,14 @@ def complete(
         except Exception as raised:
             if is_final(raised):
                 raise
-            extensions = [*_extensions(loaded, given, raised.__cause__ or raised)]
+            cause = raised.__cause__ or raised
+            fits = _EXCLUDING.search(str(cause)) is None
+            extensions = [*_extensions(loaded, given, cause)] if fits else []
             error = without_frames(raised)
         else:
             return given
         for more in extensions:
-            if more in tried or len(tried) > _MOST_CALLS:
+            if more in tried or len(tried) > most_calls:
                 continue
             tried.add(more)
             found = extend(more)
@@ -106,11 +116,10 @@ def is_final(error: Exception) -> bool:
 def _extensions(
     loaded: LoadedModel, given: tuple[Media, ...], error: BaseException
 ) -> Iterator[tuple[Media, ...]]:
-    """Yield the tensors with the last one in another size, or with one more, as an exception asks for."""
-    if given:
-        for one in _resized(given[-1], error):
-            if 0 < math.prod(one.shape) <= _MOST_ELEMENTS:
-                yield *given[:-1], one
+    """Yield the tensors in another size, or with one more, as an exception asks for."""
+    for more in _resized(given, str(error)) if given else ():
+        if all(0 < math.prod(one.shape) <= _MOST_ELEMENTS for one in more):
+            yield more
     documented = document_arguments(loaded.model.forward)
     names = {one.name for one in given}
     for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
@@ -147,37 +156,49 @@ _OTHER_WIDTHS = (
     re.compile(r"normalized_shape=\[(?P<expected>\d+)\].* size ?\[.*?(?P<actual>\d+)\]"),
     re.compile(r"to have (?P<expected>\d+) channels, but got (?P<actual>\d+)"),
 )
-_OTHER_LENGTH = re.compile(r"length (\d+) is not a multiple of (\d+)")
+_MULTIPLE = re.compile(r"multiple of (?:`[^`]*` \()?([1-9]\d*)")
 _OTHER_SIDES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _OTHER_SIZE = re.compile(r"\(\d+\*\d+\) doesn't match model \((\d+)\*(\d+)\)")
 
 
-def _resized(media: Media, error: BaseException) -> Iterator[Media]:
-    """Yield the tensor in the size that an exception's message asks for."""
-    shape, message = media.shape, str(error)
+def _resized(given: tuple[Media, ...], message: str) -> Iterator[tuple[Media, ...]]:
+    """Yield the tensors in the size that an exception's message asks for: the last one, or all of a length."""
+    *others, media = given
+    shape = media.shape
+    if unit := _MULTIPLE.search(message):
+        for length in map(int, re.findall(r"\d+", message)):
+            longer = length + -length % int(unit[1])
+            yield tuple(replace(one, shape=_with_size(one.shape, length, longer)) for one in given)
+    found = []
     if size := _OTHER_SIZE.search(message):
-        yield replace(media, shape=(*shape[:-2], *map(int, size.groups())))
+        found.append((*shape[:-2], *map(int, size.groups())))
     if (sides := _OTHER_SIDES.search(message)) and len(shape) > 3:
         for part, whole in permutations(map(int, sides.groups())):
-            yield replace(media, shape=(*shape[:-2], *(one * part // whole for one in shape[-2:])))
-    if length := _OTHER_LENGTH.search(message):
-        actual, unit = map(int, length.groups())
-        yield replace(media, shape=(*shape[:-1], actual + -actual % unit))
+            found.append((*shape[:-2], *(one * part // whole for one in shape[-2:])))
     for width in filter(None, (one.search(message) for one in _OTHER_WIDTHS)):
         expected, actual = int(width["expected"]), int(width["actual"])
-        if actual in shape[1:]:
-            found = tuple(expected if one == actual else one for one in shape[1:])
-        else:  # the code takes some columns away
-            found = (*shape[1:-1], shape[-1] + expected - actual)
-        if media.numbers is None and min(found) > 0:
-            yield replace(media, shape=(shape[0], *found))
+        if media.numbers is None and actual in shape[1:]:
+            found.append(_with_size(shape, actual, expected))
+        elif media.numbers is None:  # the code takes some columns away
+            found.append((*shape[:-1], shape[-1] + expected - actual))
+    yield from ((*others, replace(media, shape=one)) for one in found)
+
+
+def _with_size(shape: tuple[int, ...], size: int, other: int) -> tuple[int, ...]:
+    """Return a shape with another size in place of each dim of this one, except for the first."""
+    return (shape[0], *(other if one == size else one for one in shape[1:]))
+
+
+class _Outputs(Protocol):
+    @property
+    def outputs(self) -> Mapping[str, torch.Tensor]: ...
 
 
 @torch.no_grad()
 def with_additions(
-    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], _Outputs]
 ) -> ModelLimits:
-    """Add the tensors that the model needs in addition to its other inputs, or that make more of its modules run.
+    """Add the tensors that the model needs in addition to its other inputs, or with which it reads more of its parameters.
 
     A model on the meta device gets none.
     run: calls the model with a batch. Raises: what the model raises without what it needs.
@@ -186,41 +207,36 @@ def with_additions(
     if next(model.parameters()).is_meta:
         return limits
     limits = complete(loaded, limits, run)
-    idle = {name for name, one in model.named_modules() if [*one.parameters(recurse=False)]}
-    idle -= {"", *_list_called(loaded, limits, run)}
+    unread, outputs = _watch(loaded, limits, run)
     documented = document_arguments(model.forward)
-    needed, media = limits.media, limits.media
+    media, found_outputs = limits.media, outputs
     for name in documented:
-        if not idle or name in {one.name for one in media}:
+        if not unread or name in {one.name for one in media}:
             continue
         for one in likely_values(loaded, name, documented):
             with suppress(Exception):  # code of the model
-                found = complete(loaded, replace(limits, media=(*media, one)), run)
-                if called := idle & _list_called(loaded, found, run):
-                    idle -= called
-                    media = found.media
+                more = replace(limits, media=(*media, one))
+                found = complete(loaded, more, run, _MOST_FURTHER_CALLS)
+                still_unread, names = _watch(loaded, found, run)
+                if unread - still_unread:
+                    unread &= still_unread
+                    media, found_outputs = found.media, names
                 break
     # Further outputs, such as scores of entities, have to come with every batch.
-    if loaded.can_generate and not needed:
-        return replace(limits, optional=media)
+    if found_outputs == outputs:
+        return replace(limits, optional=() if media == limits.media else media)
     return replace(limits, media=media)
 
 
-def _list_called(
-    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], object]
-) -> set[str]:
-    """Return the modules that run with the media of `limits`."""
-    called: set[str] = set()
-    hooks = [
-        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        for name, module in loaded.model.named_modules()
-    ]
-    try:
-        try_inputs(loaded, limits, run)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return called
+def _watch(
+    loaded: LoadedModel, limits: ModelLimits, run: Callable[[LoadedModel, Batch], _Outputs]
+) -> tuple[set[str], set[str]]:
+    """Return the parameters that nothing reads with the media of `limits`, and the names of the outputs."""
+    watch, outputs = UsageWatch(NullHandler()), set[str]()
+    watch.add_parameters_of(loaded.model)
+    with watch.reading(), watch.reading_between_calls():
+        try_inputs(loaded, limits, lambda *given: outputs.update(run(*given).outputs))
+    return watch.unread, outputs
 
 
 # In the message of a model that got another number of tokens.

@@ -67,6 +67,20 @@ def test_sequence_follows_the_text_of_a_model_that_reads_one() -> None:
     assert (first("states").layout, first("states", of_tokens=True).layout) == ("batch", "token")
 
 
+def test_sound_has_a_length_of_its_own_next_to_a_text() -> None:
+    def hear(input_ids: Any, input_features: Any) -> None:
+        """Compute.
+
+        Args:
+            input_features (`torch.FloatTensor` of shape `(batch_size, sequence_length, feature_dim)`):
+                Sound.
+        """
+
+    documented = document_arguments(hear)
+    sound = next(likely_tensors("input_features", documented, read, of_tokens=True))
+    assert sound.layout == "batch"
+
+
 def test_each_width_of_the_configuration_is_tried() -> None:
     tried = likely_tensors("states", document_arguments(forward), read, of_tokens=False)
     assert {one.shape for one in tried} >= {(1, 4, 32), (1, 4, 64)}

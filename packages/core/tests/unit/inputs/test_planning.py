@@ -68,6 +68,19 @@ def test_every_second_batch_has_the_optional_tensors() -> None:
     assert any("without which a part of the model never runs" in one for one in planned.notes)
 
 
+def test_optional_tensors_replace_those_of_the_other_batches() -> None:
+    image, points = Media("pixel_values", (1, 3, 8, 8)), Media("input_points", (1, 1, 4, 2))
+    limits = ModelLimits(0, media=(image,), optional=(image, points), has_tokens=False)
+
+    planned = plan(limits)
+
+    assert [[*batch.inputs] for batch in planned.batches] == [
+        ["pixel_values", "input_points"],
+        ["pixel_values"],
+    ]
+    assert any("has input_points, without" in one for one in planned.notes)
+
+
 def test_images_alone_have_batches_without_ids() -> None:
     limits = ModelLimits(
         vocab_size=0,

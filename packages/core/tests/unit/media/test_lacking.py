@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from assay.inputs import Batch, Media, ModelLimits
-from assay.media.lacking import complete
+from assay.media.lacking import complete, with_additions
 
 IMAGE = Media("pixel_values", (1, 3, 32, 32))
 LIMITS = ModelLimits(0, has_tokens=False, media=(IMAGE,))
@@ -74,3 +75,72 @@ def test_text_of_a_classifier_ends_with_the_token_that_it_needs() -> None:
     loaded: Any = SimpleNamespace(**{**vars(LOADED), "vocab_size": 9, "reads_tokens": True})
 
     assert complete(loaded, ModelLimits(9, end_token_id=2), run).media == ()
+
+
+def test_all_tensors_of_a_length_get_the_multiple_that_the_message_asks_for() -> None:
+    def run(_: Any, batch: Batch) -> None:
+        sound, mask = batch.media[0]
+        if sound.shape[2] % 100:
+            raise ValueError("expects a multiple of `n_window * 2` (100), but got 96.")
+        assert mask.shape[1] == sound.shape[2]
+
+    sound = Media("input_features", (1, 8, 96))
+    mask = Media("input_features_mask", (1, 96), numbers=(1,))
+
+    found = complete(LOADED, ModelLimits(0, has_tokens=False, media=(sound, mask)), run)
+
+    assert [one.shape for one in found.media] == [(1, 8, 100), (1, 100)]
+
+
+class Prompted(nn.Module):
+    """A model that reads one parameter only with a prompt, and another only without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace()
+        self.prompt = nn.Parameter(torch.ones(4))
+        self.no_prompt = nn.Parameter(torch.ones(4))
+
+    def forward(self, pixel_values: torch.Tensor, boxes: Any = None) -> dict[str, torch.Tensor]:
+        """Compute.
+
+        Args:
+            boxes (`torch.Tensor` of shape `(batch_size, num_boxes, 4)`):
+                Corners.
+        """
+        added = self.no_prompt if boxes is None else self.prompt * boxes
+        return {"masks": pixel_values.mean() + added}
+
+
+class Scoring(Prompted):
+    def forward(self, pixel_values: torch.Tensor, boxes: Any = None) -> dict[str, torch.Tensor]:
+        """Compute.
+
+        Args:
+            boxes (`torch.Tensor` of shape `(batch_size, num_boxes, 4)`):
+                Corners.
+        """
+        scores = {} if boxes is None else {"scores": boxes.sum()[None]}
+        return super().forward(pixel_values, boxes) | scores
+
+
+def call(loaded: Any, batch: Batch) -> Any:
+    return SimpleNamespace(outputs=loaded.model(**batch.inputs))
+
+
+def load(model: nn.Module) -> Any:
+    return SimpleNamespace(**{**vars(LOADED), "model": model})
+
+
+def test_parts_that_exclude_each_other_run_in_different_batches() -> None:
+    found = with_additions(load(Prompted()), LIMITS, call)
+
+    assert found.media == (IMAGE,)
+    assert [one.name for one in found.optional] == ["pixel_values", "boxes"]
+
+
+def test_tensor_that_brings_an_output_comes_with_every_batch() -> None:
+    found = with_additions(load(Scoring()), LIMITS, call)
+
+    assert [one.name for one in found.media] == ["pixel_values", "boxes"]
+    assert found.optional == ()
