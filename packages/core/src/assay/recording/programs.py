@@ -30,11 +30,12 @@ _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lif
 # Operations that replace the content of their first argument.
 _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar"})
 
+# Fused attention of the CPU.
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
 # Beginnings of the names of operations on lists of tensors.
 _OF_LISTS = ("_foreach_", "_fused_")
-
-# Products of the last two arguments, over the last dim of the first.
-_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
 
 # Keyword arguments that change no value.
 _USUAL = ("pin_memory", "layout")
@@ -61,14 +62,14 @@ class Step(NamedTuple):
     args: list[Any]
     """A tensor is a `Value`, a process group a `Group`, a generator None."""
     kwargs: dict[str, Any]
-    results: list[int | None]
-    """Numbers of the new tensors; None for other results."""
+    results: list[int]
+    """Numbers of the new tensors; 0 for other results."""
     has_several: bool
     """True if the operation returns a tuple or list."""
     caller: str = ""
     """FILE:LINE of the code that ran it; "" if only torch and assay did."""
-    reduced: frozenset[int] = frozenset()
-    """The sizes of dims that it slices, concatenates or reduces."""
+    lost: frozenset[int] = frozenset()
+    """The sizes of its arguments that its results lack: it slices or sums them."""
     shape: tuple[int, ...] = ()
     """Of its first result."""
 
@@ -256,10 +257,14 @@ class ProgramRecorder(TorchDispatchMode):
             self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
-        tensors = [one for one in tree_leaves((given, result)) if isinstance(one, Tensor)]
-        reduced = _find_reduced(func, args, kwargs, tensors)
-        shape = tuple(tensors[len(given)].shape) if len(tensors) > len(given) else ()
-        step = Step(name, step_args, step_kwargs, results, several, _find_caller(), reduced, shape)
+        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        lost = _sizes_of(given) - _sizes_of(made or given)
+        shape = tuple(made[0].shape) if made else ()
+        step = Step(name, step_args, step_kwargs, results, several, _find_caller(), lost, shape)
+        if name == ATTENTION:  # as every device computes it: without what its backward reads
+            step = step._replace(results=results[:1], has_several=False)
+        elif name == ATTENTION_BACKWARD:
+            del step_args[4:6]
         self._operations.append(_Recorded(step, writes, frozenset(replaces)))
         return result
 
@@ -280,10 +285,10 @@ class ProgramRecorder(TorchDispatchMode):
         self._memory[number] = memory or number
         return number
 
-    def _add(self, result: object, given: Sequence[Tensor]) -> int | None:
-        """Give a result a number, unless it is an argument, as of operations in place."""
+    def _add(self, result: object, given: Sequence[Tensor]) -> int:
+        """Give a result a number; 0 if it is an argument, as of operations in place."""
         if not isinstance(result, Tensor) or self._known.get(result) is not None:
-            return None
+            return 0
         shared = [self._memory[self._know(one)] for one in given if _share_memory(one, result)]
         known = self._known[result] = self._new(*shared[:1])
         return known
@@ -331,22 +336,8 @@ def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return [one for one in found if isinstance(one, Tensor)]
 
 
-def _find_reduced(
-    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
-) -> frozenset[int]:
-    """Return the sizes of dims that an operation slices, concatenates or reduces. tensors: arguments, then results."""
-    name, *_ = str(func).removeprefix("aten.").split(".")
-    if name in _PRODUCTS:
-        return frozenset(tensors[-3].shape[-1:])
-    if "attention" in name:  # over keys and channels
-        return frozenset((*tensors[1].shape[-2:], *tensors[2].shape[-2:]))
-    if tensors and not tensors[-1].ndim:
-        return frozenset(tensors[0].shape)
-    schema = enumerate(func._schema.arguments)  # noqa: SLF001 - no public name
-    named = {one.name: args[k] if k < len(args) else kwargs.get(one.name) for k, one in schema}
-    dims = [dim for dim in tree_leaves([named.get("dim"), named.get("dims")]) if dim is not None]
-    sizes = {one.shape[dim] for one in tensors for dim in dims if -one.ndim <= dim < one.ndim}
-    return frozenset(sizes | {*(named.get("normalized_shape") or ())})
+def _sizes_of(tensors: Sequence[Tensor]) -> frozenset[int]:
+    return frozenset(size for one in tensors for size in one.shape)
 
 
 def _is_whole(tensor: Tensor) -> bool:

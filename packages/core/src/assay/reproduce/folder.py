@@ -5,22 +5,27 @@ in all arguments that are sizes. What is wrong after that is refused: an error o
 fails, a candidate that passes or has another shape.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, takewhile
 from math import isclose
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from assay.dtypes import float_format
 from assay.models.config_files import first_line
 from assay.recording.programs import Group, Program, ProgramPair, Step, numbers_in
-from assay.reproduce.script import Kind, Reproduction, number_alike, reads, renumber, says, severity
+from assay.reproduce.script import (
+    Kind,
+    Reproduction,
+    list_other_steps,
+    number_alike,
+    reads,
+    renumber,
+    severity,
+)
 
 # Operations that get sizes as arguments, without those that write.
 _SIZED = frozenset(
@@ -38,18 +43,10 @@ _SAME = 1e-5
 
 # Tensors of more bytes also lose sizes that a differing operation slices or reduces: the folder fits into 1 MB.
 _MOST_BYTES = 1_000_000
-# Changes of operations that are tried, and for how long: each runs on the recorded tensors.
-_MOST_EDITS, _MOST_SECONDS = 300, 60.0
-# Times the limit: with the noise of the changed operations, the error is as large as before, or as clear as this.
-_AS_CLEAR, _MOST_CLEAR = 0.9, 1e3
 # Errors of operations that do not run with other sizes or on other values.
 _NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
-# The operation of a result that is its argument.
-_SAME_VALUE = "aten.alias.default"
 # No program has this number.
 _RECORDED = -1
-# Of the name of fused attention in backward, which does not check sizes (torch 2.13).
-_BACKWARD = "attention_for_cpu_backward"
 
 
 class _NotReproducedError(Exception):
@@ -73,7 +70,7 @@ def build(
         try:
             one = _with_clear_dtype(_pair_up(pair, recorded, limits, device), pair)
             one = replace(one, recorded_rows=one.measure(one.dtype, one.device))
-            one = minimize(with_smallest_edit(one))
+            one = minimize(one)
             return one if _is_small(one) else minimize(_with_parts(one))
         except _NotReproducedError as error:
             reasons.append(f"{pair.site}: {error}")
@@ -150,70 +147,6 @@ def _with_recorded_answer(one: Reproduction) -> Reproduction:
     return replace(one, reference=Program([], {}, {}, _RECORDED), names=names, tensors=tensors)
 
 
-def with_smallest_edit(one: Reproduction) -> Reproduction:
-    """Take for the reference the candidate's program with the fewest changed operations that passes.
-
-    Returns: `one` itself if no change of up to three operations passes.
-    """
-    edits = [] if one.ranks else [*_find_edits(one)]
-    chosen = (some for count in (1, 2, 3) for some in combinations(edits, count))
-    end = time.monotonic() + _MOST_SECONDS
-    for some in takewhile(lambda _: time.monotonic() < end, islice(chosen, _MOST_EDITS)):
-        made = replace(one, reference=_edit(one.candidate, dict(some)), is_smallest=True)
-        try:
-            # In float64, no rounding explains a difference; a mask has its dtype's lowest value.
-            wide = "float64" if one.kind == "values" else one.dtype
-            rows = made.measure(wide, "cpu", "reference")
-            is_right = max(error for _, error, *_ in rows) <= _SAME
-            if is_right and reproduces(made, _AS_CLEAR * min(one.severity, _MOST_CLEAR)):
-                return _without_unread(made)
-        except _NOT_RUN:
-            continue
-    return one
-
-
-def _find_edits(one: Reproduction) -> Iterator[tuple[int, Step | None]]:
-    """Yield changes of one operation that the reference lacks: its number, and what takes its place.
-
-    An operation of the reference, one of the values that the operation reads, or nothing.
-    """
-    sides = one.candidate.steps, one.reference.steps
-    own, right = ({says(step) for step in steps} for steps in sides)
-    others = [step for step in one.reference.steps if says(step) not in own]
-    shapes: dict[int, tuple[int, ...]] = {n: (*one.tensors[k].shape,) for n, k in one.names.items()}
-    for number, step in enumerate(one.candidate.steps):
-        result = step.results[0] if step.results else None
-        shapes[result or 0] = step.shape
-        if says(step) in right:
-            continue
-        for other in others:
-            if other.operation == step.operation:
-                yield number, other._replace(results=step.results)
-        if not any(step.results):
-            yield number, None
-        for value in numbers_in(step.args) if result else ():
-            if step.reduced or shapes.get(value) == step.shape:
-                same = Step(_SAME_VALUE, [value], {}, step.results[:1], has_several=False)
-                yield number, same
-
-
-def _edit(program: Program, edits: Mapping[int, Step | None]) -> Program:
-    """Return a program with other operations at these numbers, and without operations whose results nothing reads."""
-    steps, same = [], dict[int, int]()
-    for number, own in enumerate(program.steps):
-        step = edits.get(number, own)
-        if step is not None and step.operation == _SAME_VALUE:
-            step = renumber(step, same)
-            same[step.results[0] or 0] = step.args[0]
-        steps.append(step)
-    read, kept = {program.target}, []
-    for step in reversed(steps):
-        if step is not None and not (any(step.results) and read.isdisjoint(step.results)):
-            read |= {*numbers_in(step[1:3])}
-            kept.append(step)
-    return replace(program, steps=kept[::-1])
-
-
 def reproduces(one: Reproduction, times_limit: float = 1.0) -> bool:
     """Return True if the candidate's program fails, and the reference's passes.
 
@@ -225,14 +158,13 @@ def reproduces(one: Reproduction, times_limit: float = 1.0) -> bool:
 
 def minimize(one: Reproduction) -> Reproduction:
     """Return the smallest reproduction that is found; `one` itself if none is smaller."""
-    # Ranks run in threads, where `_SizesChecked` sees no operation.
-    if one.ranks and any(_BACKWARD in step.operation for step in one.candidate.steps):
-        return one
     least = max(1.0, min(_LEAST, one.severity / 2))
-    reduced = _find_reduced(one)
+    # An operation that one side alone runs shows no error without the sizes that it slices or sums.
+    lacking = list_other_steps(one.reference, one.candidate)
+    shown = {size for step in (*one.differing, *lacking) for size in step.lost}
     sizes = {size for tensor in one.inputs.values() for size in tensor.shape}
-    for size in sorted(sizes, key=lambda size: (size in reduced, -size)):
-        if size in reduced and _is_small(one):
+    for size in sorted(sizes, key=lambda size: (size in shown, -size)):
+        if size in shown and _is_small(one):
             break
         smaller = (n for n in range(1, size) if size % n == 0 or n & (n - 1) == 0)
         found = (_try(one, size, n, least) for n in smaller)
@@ -259,7 +191,7 @@ def _with_parts(one: Reproduction) -> Reproduction:
     steps: list[Step] = []
     for step in one.candidate.steps:
         if step.operation.split(".")[1] in _MOVES and moved.issuperset(numbers_in(step.args)):
-            made |= {number or 0: -len(made) - k for k, number in enumerate(step.results, 2)}
+            made |= {number: -len(made) - k for k, number in enumerate(step.results, 2)}
             moved |= made.keys()
         else:
             steps.append(renumber(step, made))
@@ -278,43 +210,6 @@ def _with_parts(one: Reproduction) -> Reproduction:
     return _without_unread(changed) if torch.equal(*values) else one
 
 
-def _find_reduced(one: Reproduction) -> set[int]:
-    """Return the sizes that an operation of one side alone slices or reduces: without them it shows no error."""
-    sides = one.candidate, one.reference
-    said = [{says(step) for step in program.steps} for program in sides]
-    return {
-        size
-        for program, other in zip(sides, reversed(said), strict=True)
-        for step in program.steps
-        if says(step) not in other
-        for size in step.reduced
-    }
-
-
-class _SizesChecked(TorchDispatchMode):
-    """Refuses sizes with which an operation would read memory of others, as torch 2.13 does not check them."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - an operation
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        del types
-        if "attention_for_cpu" in str(func):
-            tensors = [one for one in args if isinstance(one, Tensor)]
-            *others, query, key, value = tensors[: 4 if _BACKWARD in str(func) else 3]
-            is_shared = query.shape[0] == key.shape[0] and query.shape[1] % key.shape[1] == 0
-            if (
-                not is_shared
-                or key.shape != value.shape
-                or any(one.shape != query.shape for one in (*others, *tensors[4:5]))
-            ):
-                raise ValueError(f"{func}: queries {query.shape}, keys {key.shape}")
-        return func(*args, **(kwargs or {}))
-
-
 def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Reproduction | None:
     """Return the reproduction with dims of `size` cut to `smaller`; None if it fails less clearly."""
     tensors = {name: _cut(tensor, size, smaller) for name, tensor in one.tensors.items()}
@@ -325,10 +220,9 @@ def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Repr
     if not tensors["compared"].any():
         return None
     try:
-        with _SizesChecked():  # type: ignore[no-untyped-call]
-            if one.kind == "values":
-                made = replace(made, tensors=tensors | {"right": made.run().double()})
-            is_clear = made.has_one_shape and reproduces(made, times_limit)
+        if one.kind == "values":
+            made = replace(made, tensors=tensors | {"right": made.run().double()})
+        is_clear = made.has_one_shape and reproduces(made, times_limit)
     except _NOT_RUN:
         return None
     return made if is_clear else None

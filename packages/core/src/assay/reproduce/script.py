@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,15 @@ from assay.files import write_whole
 from assay.judge.wording import describe_sides
 from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
-from assay.recording.programs import Group, Program, Step, Value, numbers_in
+from assay.recording.programs import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    Group,
+    Program,
+    Step,
+    Value,
+    numbers_in,
+)
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -51,19 +59,36 @@ _LONGEST = (0, 120, 240, 800)
 _INDENT = " " * 4
 _TO_THE_END = str(2**63 - 1)
 
-# Operations in another form: exchanges between ranks as methods of a group (torch does not show the operation of a
-# reduction: it is a sum), and one that takes float32 alone.
-_FORMS = {
-    "c10d.allreduce_.default": 't["group"].allreduce({0}).wait()',
-    "c10d.broadcast_.default": 't["group"].broadcast({0}[0], {2}).wait()',
-    "c10d.allgather_.default": 't["group"].allgather({0}, {1}).wait()',
-    "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()',
-    "aten.alias.default": "{0}",
-    "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})",
+
+def _attend(query: str, key: str, value: str, *rest: str, **named: str) -> str:
+    named = {
+        "enable_gqa": "True",
+        **dict(zip(("dropout_p", "is_causal"), rest, strict=False)),
+        **named,
+    }
+    options = ", ".join(map("=".join, named.items()))
+    return f"F.scaled_dot_product_attention({query}, {key}, {value}, {options})"
+
+
+def _attend_backward(
+    gradient: str, query: str, key: str, value: str, *rest: str, **named: str
+) -> str:
+    forward = f"lambda q, k, v: {_attend('q', 'k', 'v', *rest, **named)}"
+    return f"torch.func.vjp({forward}, {query}, {key}, {value})[1]({gradient})"
+
+
+# The code of operations in another form: exchanges between ranks are methods of a group (torch does not show the
+# operation of a reduction: it is a sum), one takes float32 alone, and fused attention is that of every device.
+_FORMS: dict[str, Callable[..., str]] = {
+    "c10d.allreduce_.default": 't["group"].allreduce({0}).wait()'.format,
+    "c10d.broadcast_.default": 't["group"].broadcast({0}[0], {2}).wait()'.format,
+    "c10d.allgather_.default": 't["group"].allgather({0}, {1}).wait()'.format,
+    "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()'.format,
+    "aten.alias.default": "{0}".format,
+    "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})".format,
+    ATTENTION: _attend,
+    ATTENTION_BACKWARD: _attend_backward,
 }
-# An operation of one device, which F.scaled_dot_product_attention runs on every device, and its later arguments.
-_OF_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-_OF_CPU_ARGUMENTS = ("dropout_p", "is_causal")
 
 _RESULTS = {"right": ", the right result", "compared": ", True for each row that is compared"}
 _SUBJECTS: dict[str, str] = {
@@ -101,8 +126,6 @@ class Reproduction:
     """The candidate's, among them."""
     module_class: str = ""
     """Of the module of `site`."""
-    is_smallest: bool = False
-    """True if the reference is the candidate's program with the fewest changed operations that passes."""
     recorded_rows: Sequence[Row] = ()
     """The statistics of the recorded tensors, before they were made smaller."""
     whole: Mapping[str, list[int]] = field(default_factory=dict)
@@ -116,8 +139,7 @@ class Reproduction:
     @property
     def differing(self) -> list[Step]:
         """The candidate's operations that the reference lacks."""
-        right = {says(step) for step in self.reference.steps}
-        return [step for step in self.candidate.steps if says(step) not in right]
+        return list_other_steps(self.candidate, self.reference)
 
     @property
     def headline(self) -> str:
@@ -300,7 +322,7 @@ class _Writer:
     names: Mapping[int, str]
     tensors: Mapping[str, Tensor]
     recorded: str
-    _variables: dict[int, str] = field(default_factory=dict)
+    _variables: dict[int, str] = field(default_factory=dict)  # by number
 
     def write(self, program: Program) -> list[str]:
         """Return a line for each number that it reads, for each operation, and the last line."""
@@ -317,15 +339,13 @@ class _Writer:
         return f"torch.tensor({self._code(tensor.tolist())}, dtype={dtype}, device=device)"
 
     def _line(self, step: Step) -> str:
-        code = self._operation(step)
-        results = step.results[:1] if self._is_portable(step) else step.results
-        if not any(number in self.used for number in results):
+        code = self._call(step)
+        if self.used.isdisjoint(step.results):
             return code
-        for number in filter(self.used.__contains__, results):
-            self._variables.setdefault(number or 0, f"v{len(self._variables) + 1}")
-        names = [self._variables.get(number or 0, "_") for number in results]
-        is_tuple = step.has_several and not self._is_portable(step)
-        return f"{', '.join(names)}{',' * (is_tuple and len(names) == 1)} = {code}"
+        for number in filter(self.used.__contains__, step.results):
+            self._variables.setdefault(number, f"v{len(self._variables) + 1}")
+        names = ", ".join(self._variables.get(number, "_") for number in step.results)
+        return f"{names}{',' * (step.has_several and len(step.results) == 1)} = {code}"
 
     def _value(self, number: int) -> str:
         if number not in self.names:
@@ -333,25 +353,18 @@ class _Writer:
         name = self.names[number]
         return f't["{name}"]' if self.tensors[name].ndim else re.sub(r"\W", "_", name)
 
-    def _is_portable(self, step: Step) -> bool:
-        """Return True if the other form of an operation, which has only the first result, is enough."""
-        return step.operation == _OF_CPU and not any(one in self.used for one in step.results[1:])
-
-    def _operation(self, step: Step) -> str:
+    def _call(self, step: Step) -> str:
         namespace, name, *_ = step.operation.split(".")
         args = [self._code(one) for one in step.args]
-        if name == "slice" and args[-1] == _TO_THE_END:
-            args.pop()
-        kwargs = [f"{name}={self._code(one)}" for name, one in step.kwargs.items()]
+        kwargs = {name: self._code(one) for name, one in step.kwargs.items()}
         if step.operation in _FORMS:
-            return _FORMS[step.operation].format(*args)
+            return _FORMS[step.operation](*args, **kwargs)
         if "c10d" in namespace:
             raise RuntimeError(f"ranks exchange tensors by {step.operation}")
+        if name == "slice" and args[-1] == _TO_THE_END:
+            args.pop()
         called = f"aten.{name}" if namespace == "aten" else f"torch.ops.{namespace}.{name}"
-        if self._is_portable(step):
-            called = "F.scaled_dot_product_attention"
-            args[3:] = map("{}={}".format, ("enable_gqa", *_OF_CPU_ARGUMENTS), ("True", *args[3:]))
-        return f"{called}({', '.join([*args, *kwargs])})"
+        return f"{called}({', '.join([*args, *map('='.join, kwargs.items())])})"
 
     def _code(self, value: Any) -> str:  # noqa: ANN401, PLR0911 - an argument of torch
         match value:
@@ -396,18 +409,14 @@ def number_alike(
         steps: list[Step] = []
         for k, step in enumerate(program.steps):
             own = renumber(step, numbers)
-            same = next((n for n, one in free.items() if says(one) == says(own)), None)
-            partner = free.get(partners.get(k, -1)) if same is None else free.pop(same)
-            if same is not None and partner is not None:
-                own = partner
-            elif partner is not None and [*map(bool, partner.results)] == [*map(bool, own.results)]:
-                own = free.pop(partners[k])._replace(args=own.args, kwargs=own.kwargs)
+            same = (n for n, one in free.items() if says(one) == says(own))
+            twin = free.pop(next(same, partners.get(k, -1)), None)
+            if twin and [*map(bool, twin.results)] == [*map(bool, own.results)]:
+                results = twin.results
             else:
-                own = own._replace(results=[one and next(new) for one in step.results])
-            numbers |= {
-                old or 0: one or 0 for old, one in zip(step.results, own.results, strict=True)
-            }
-            steps.append(own)
+                results = [one and next(new) for one in own.results]
+            numbers |= dict(zip(own.results, results, strict=True))
+            steps.append(own._replace(results=results))
         alike.append(Program(steps, {}, {}, numbers[program.target]))
     return alike, {number: name for name, number in of_names.items()}, tensors
 
@@ -438,6 +447,12 @@ def says(step: Step) -> tuple[str, str]:
         args = [args[0], *step.shape]
     values = tree_map(lambda one: f"v{one}" if isinstance(one, Value) else one, (args, kwargs))
     return step.operation, str(values)
+
+
+def list_other_steps(program: Program, other: Program) -> list[Step]:
+    """Return the steps of a program that another lacks."""
+    known = {says(step) for step in other.steps}
+    return [step for step in program.steps if says(step) not in known]
 
 
 def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:

@@ -157,12 +157,12 @@ def test_fused_attention_is_made_smaller_in_backward_without_reading_foreign_mem
     assert one.severity >= 2
 
 
-def test_fused_attention_in_backward_keeps_its_sizes_if_ranks_exchange_the_result() -> None:
+def test_fused_attention_in_backward_shrinks_if_ranks_exchange_the_result() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(4, 4, 16, 8), torch.randn(4, 2, 16, 8)
     alone = record(partial(attention_gradient, factor=1.1), query, key)
     exchange = [[Value(alone.target)], Group([0, 1]), None, None, True]
-    total = Step("c10d.allreduce_.default", exchange, {}, [None, None], has_several=True)
+    total = Step("c10d.allreduce_.default", exchange, {}, [0, 0], has_several=True)
     rank = replace(alone, steps=[*alone.steps, total])
     reference = record(lambda *of: 2 * attention_gradient(*of), query, key)
     right, wrong = (
@@ -173,7 +173,7 @@ def test_fused_attention_in_backward_keeps_its_sizes_if_ranks_exchange_the_resul
     pair = ProgramPair(SITE, rank, reference, answer, error, ranks=[rank, rank])
     one = build([pair], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
-    assert one.tensors["fc.input"].shape == query.shape
+    assert one.tensors["fc.input"].numel() < query.numel() // 8
     assert one.severity >= 2
 
 
@@ -273,39 +273,6 @@ def test_only_lines_that_differ_are_in_branches() -> None:
     assert "aten.gelu(" in right
 
 
-def divided(x: Tensor, weight: Tensor, number: int, is_cast_late: bool) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rows = x.view(32, 6).to(wide) if is_cast_late else x.to(wide).view(32, 6)
-    return (rows @ weight.to(wide).t()) / number
-
-
-def test_a_wrong_constant_is_named_alone_next_to_the_right_one(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(4, 48).bfloat16(), torch.randn(10, 6).bfloat16()
-    wrong, right = (
-        partial(divided, number=13, is_cast_late=True),
-        partial(divided, number=94, is_cast_late=False),
-    )
-    answer = right(x.double(), weight.double())
-    kept = torch.ones(32, dtype=torch.bool)
-    programs = record(wrong, x, weight), record(right, x, weight)
-    one = build(
-        [ProgramPair(SITE, *programs, {"right": answer, "compared": kept})],
-        "bfloat16",
-        LIMITS,
-        "cpu",
-    )
-    assert isinstance(one, Reproduction)
-    (wrong_line,), (right_line,) = branches_of(one)
-    assert one.is_smallest
-    assert wrong_line.endswith(", 13)")
-    assert right_line.endswith(", 94)")
-    one.write("a head", Verdict(verdict=Outcome.FAIL, candidate={"device": "a chip"}), tmp_path)
-    readme = (tmp_path / "README.md").read_text()
-    assert f"    - {wrong_line}\n    + {right_line}\n" in readme
-    assert "No kernel is at fault: the result is also wrong in float64.\n" in readme
-
-
 def test_the_readme_names_the_line_and_the_class_of_the_module(tmp_path: Path) -> None:
     wrong = pair(other_gelu)._replace(module_class="MyLinear")
     one = build([wrong], "bfloat16", LIMITS, "cpu")
@@ -347,9 +314,8 @@ def test_a_size_that_a_wrong_operation_slices_or_sums_stays_whole() -> None:
     pair = ProgramPair(SITE, *programs, {"right": answer, "compared": kept})
     one = build([pair], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
-    (wrong,), (right,) = branches_of(one)
-    assert "aten.slice(" in wrong
-    assert right in {"v2 = v1", 'v1 = t["fc.input"]'}
+    wrong, _ = branches_of(one)
+    assert "aten.slice(" in wrong[0]
     assert one.tensors["fc.weight"].shape == (1, 6)
 
 
@@ -375,16 +341,6 @@ def test_a_copy_of_a_weight_in_another_dtype_is_named_for_the_weight() -> None:
 EMPTY = torch.empty(0)
 
 
-def rotated_in_part(x: Tensor, _: Tensor) -> Tensor:
-    rows = x.view(32, 6)
-    turned = rows.neg() + 1
-    return torch.cat([turned[:, :4], rows[:, 4:]], 1)
-
-
-def rotated(x: Tensor, _: Tensor) -> Tensor:
-    return x.view(32, 6).neg() + 1
-
-
 def with_empty_cache(x: Tensor, _: Tensor, factor: float = 1.0) -> Tensor:
     return torch.cat([EMPTY, x * factor], -2)
 
@@ -397,11 +353,6 @@ def build_in_float32(wrong: Compute, right: Compute) -> Reproduction:
     one = build([ProgramPair(SITE, *programs, answer)], "float32", LIMITS, "cpu")
     assert isinstance(one, Reproduction)
     return one
-
-
-def test_several_removed_operations_leave_one_line() -> None:
-    _, right = branches_of(build_in_float32(rotated_in_part, rotated))
-    assert len(right) == 1
 
 
 def test_an_empty_cache_is_not_written() -> None:
@@ -498,7 +449,7 @@ def summed(own: Tensor, factor: float) -> Program:
     """A rank that scales its own part, and sums the parts of all ranks in place."""
     scale = Step("aten.mul.Tensor", [Value(1), factor], {}, [2], has_several=False)
     exchange = [[Value(2)], Group([0, 1]), None, None, True]
-    total = Step("c10d.allreduce_.default", exchange, {}, [None, None], has_several=True)
+    total = Step("c10d.allreduce_.default", exchange, {}, [0, 0], has_several=True)
     return Program([scale, total], {1: own}, {1: "gradient"}, 2)
 
 
