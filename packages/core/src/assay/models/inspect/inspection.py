@@ -39,7 +39,6 @@ from assay.models.load import DTYPES, LoadedModel, name_padding_token, quantizat
 from assay.models.quantization.dequantizing import dequantize_folder, is_quantized
 from assay.models.sources import RemoteCode, local_folder
 from assay.models.stored_tensors import describe_stale_copies, map_folder
-from assay.models.tensor_sources import UnknownFormError, value_in_form
 from assay.models.transformers_calls import quiet_transformers
 from assay.progress import subtask
 from assay.sites import unwrapped_path
@@ -184,19 +183,15 @@ def inspect_changes(
     now = {unwrapped_path(name): tensor.detach() for name, tensor in all_tensors(model)}
     changes = SetupChanges()
     for name in names:
-        actual, source = now.get(name), before.sources.get(name)
-        if actual is None:
-            changes.replaced.append(name)
-            continue
-        try:
-            expected = (
-                before.made.get(name)
-                if source is None
-                else value_in_form(source, actual).to(actual.dtype)
-            )
-        except UnknownFormError:
-            expected = None
-        if expected is None or (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+        actual = now.get(name)
+        expected = None if actual is None else before.find_expected(name, actual)
+        if expected is not None and actual is not None and name in before.sources:
+            expected = expected.to(actual.dtype)
+        if (
+            actual is None
+            or expected is None
+            or (expected.shape, expected.dtype) != (actual.shape, actual.dtype)
+        ):
             changes.replaced.append(name)
             continue
         rounded = coarser_dtype(actual.dtype, dtype)

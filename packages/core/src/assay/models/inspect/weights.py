@@ -143,6 +143,14 @@ class Inspection:
         module, _, kind = name.rpartition(".")
         return module in self.quantized and kind != "bias"
 
+    def find_expected(self, name: str, actual: Tensor) -> Tensor | None:
+        """Return the value in the files, else the one that no file holds; None in an unknown form."""
+        source = self.sources.get(name)
+        try:
+            return self.made.get(name) if source is None else value_in_form(source, actual)
+        except UnknownFormError:
+            return None
+
 
 def compare_with_files(
     model: Any,
