@@ -1,6 +1,7 @@
 """`assay reproduce`: a failure as a folder that fails by itself."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from assay.runs.results import GOLDEN_FOLDER, HERE_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assay.recording.programs import ProgramPair
     from assay.reproduce.script import Reproduction
     from assay.reproduce.wrong_values import WrongValue
     from assay.runs import Progress
@@ -33,13 +33,10 @@ _MOST_PORTS = 8
 _OF_FREE_RUNS = ("trajectory-error", "loss-error")
 
 # Modules with the functions that record operations, and that find wrong values of the state.
-_FUNCTIONS = {
-    "check generate": ("assay.generate.record_programs", "assay.generate.record_programs"),
-    "check train": (
-        "assay.training.processes.record_programs",
-        "assay.training.processes.wrong_values",
-    ),
-    "check load": (None, "assay.load"),
+_MODULES = {
+    "check generate": "assay.generate.reproduction",
+    "check train": "assay.training.processes.reproduction",
+    "check load": "assay.load",
 }
 
 
@@ -78,9 +75,8 @@ def reproduce(
     # Inputs of no module are those that a loader hands out: no value shows their error.
     of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
     if of_loader and why and kind != "check load":
-        raise UsageError(
-            f"{run} cannot be reproduced: {why}, and no operation of torch hands out the inputs"
-        )
+        why += ", and no operation of torch hands out the inputs"
+        raise UsageError(f"{run} cannot be reproduced: {why}")
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
     reasons: list[str] = []
     with removed_if_refused(), open_progress() as progress, TemporaryDirectory() as scratch:
@@ -88,23 +84,18 @@ def reproduce(
             from assay.training.check import with_user_code
 
             check = with_user_code(check, Path(scratch), progress)
-        failed = _Failed(kind, check, with_text, Path(scratch), progress)
+        failed = _Failed(kind, check, rows, with_text, Path(scratch), progress)
         for number, location in enumerate(places):
-            attempts: list[Any] = [failed.find_operations, failed.find_state]
-            if location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch":
-                attempts.reverse()
-            elif number:
-                del attempts[1]
-            for attempt in attempts:
-                found = attempt(location, rows)
-                if isinstance(found, str):
-                    reasons.append(f"{describe_place(location)}: {found}")
-                elif found is not None:
+            of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
+            attempts = [failed.find_operations, *[failed.find_state] * (of_state or not number)]
+            for attempt in reversed(attempts) if of_state else attempts:
+                found = attempt(location)
+                if not isinstance(found, str):
                     if number:
                         progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
                     script = found.write(describe_location(location), verdict, folder)
-                    print_text(f"python {script}")
-                    return
+                    return print_text(f"python {script}")
+                reasons += [f"{describe_place(location)}: {found}"] * bool(found)
         reason = next(iter(reasons), why or "it names no place")
         raise UsageError(f"{run} cannot be reproduced: {reason}")
 
@@ -128,6 +119,7 @@ class _Failed:
     kind: str
     check: Any
     """Of generation or training, with its golden; the request of a load."""
+    rows: "Sequence[Measurement]"
     with_text: bool
     scratch: Path
     progress: "Progress"
@@ -140,10 +132,8 @@ class _Failed:
         device = parse_run(str(check.candidate)).device
         return check, {"world": world_of(check.mesh, device), "python": check.python}
 
-    def find_operations(
-        self, location: "Location", rows: "Sequence[Measurement]"
-    ) -> "Reproduction | str | None":
-        """Return the operations behind a wrong value, or the reason why none fail by themselves."""
+    def find_operations(self, location: "Location") -> "Reproduction | str":
+        """Return the operations behind a wrong value, or the reason why none fail by themselves; "" without a value."""
         from assay.devices.registry import open_run
         from assay.generate.golden import read_golden
         from assay.judge.limits import load_limits
@@ -151,41 +141,38 @@ class _Failed:
         from assay.reproduce.folder import build, find_tokens
         from assay.reproduce.script import STATISTICS
 
-        (module, _), ports = _FUNCTIONS[self.kind], _failed_ports(rows, location)
-        if module is None or not ports:
-            return None
+        module, ports = _MODULES[self.kind], _failed_ports(self.rows, location)
+        if self.kind == "check load" or not ports:
+            return ""
         function: Any = RemoteFunction(f"{module}:record_programs", [module])
-
-        def record(step: int | None) -> "list[ProgramPair]":
-            check, candidate = self._begin()
-            return pair_programs(function, check, Wanted(step, ports), self.progress, **candidate)
-
+        pairs: list[Any] = []
         # Values that must be equal have no token, and their place no step.
-        pairs = record(location.step) or record(None)
+        for step in (location.step, None):
+            check, candidate = self._begin()
+            wanted = Wanted(step, ports)
+            pairs = pairs or pair_programs(function, check, wanted, self.progress, **candidate)
         run, limits = parse_run(str(self.check.candidate)), load_limits(self.check.limits)
         by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
         with self.progress.step("making it smaller"):
             found = build(pairs, run.dtype, by_name, open_run(run).torch_device)
-        if isinstance(found, str) or self.with_text or not (tokens := find_tokens(found)):
-            return found
+        tokens = [] if isinstance(found, str) or self.with_text else find_tokens(found)
         # The texts of training are assay's own.
-        if self.kind == "check train" or read_golden(self.check.golden).inputs.prompts is None:
+        own = self.kind == "check train" or read_golden(self.check.golden).inputs.prompts is None
+        if own or not tokens:
             return found
         return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
 
-    def find_state(self, location: "Location", _: "Sequence[Measurement]") -> "WrongValue | str":
+    def find_state(self, location: "Location") -> "WrongValue | str":
         """Return the wrong weight, moment or setting, or a sentence that says that none was found."""
         from assay.reproduce.wrong_values import choose
 
-        module = _FUNCTIONS[self.kind][1]
+        module = _MODULES[self.kind]
         find: Any = RemoteFunction(f"{module}:find_wrong_values", [module])
         check, candidate = self._begin()
         request, folder = (check, location.phase), Path(mkdtemp(dir=self.scratch))
-        by_rank = call(
-            find, request, folder=folder, name="candidate", progress=self.progress, **candidate
-        )
-        found = choose([one for of_rank in by_rank for one in of_rank], location.parameter)
-        return found or (
+        ask = partial(call, find, request, folder=folder, name="candidate", progress=self.progress)
+        found = [one for of_rank in ask(**candidate) for one in of_rank]
+        return choose(found, location.parameter) or (
             "no value of a single step is over its limit, and no weight, moment or setting is wrong"
         )
 
@@ -207,32 +194,30 @@ def _read_check(context: typer.Context, verdict: "Verdict", run: Path) -> tuple[
     from assay.api import checks
 
     kind = " ".join(verdict.command[1:3])
-    if kind not in _FUNCTIONS:
+    if kind not in _MODULES:
         job = "train" if verdict.command[1:2] == ["smoke"] else "generate"
-        name, sides = (
-            verdict.model.get("name") or "MODEL",
-            "--reference cpu/float32 --candidate RUN",
-        )
         raise UsageError(
             f"{run} is of `assay {' '.join(verdict.command[1:2])}`, which records no inputs of a module: run `assay"
-            f" check {job} {name} {sides}`, and reproduce its FAIL"
+            f" check {job} {verdict.model.get('name') or 'MODEL'} --reference cpu/float32 --candidate RUN`, and"
+            " reproduce its FAIL"
         )
     command: Any = context.find_root().command
     for name in kind.split():
         command = command.get_command(context, name)
     given = command.make_context(command.name, list(verdict.command[3:])).params
     del given["as_json"]
-    check: Any
+    readers: dict[str, tuple[Any, Any]] = {
+        "check generate": (checks.check_generate, checks.generate_check_of),
+        "check train": (checks.check_train, checks.train_check_of),
+        "check load": (checks.check_load, checks.load_request_of),
+    }
+    function, read = readers[kind]
+    check = read(read_values(function, given))
     if kind == "check load":
-        return kind, checks.load_request_of(read_values(checks.check_load, given))
-    if kind == "check generate":
-        check = checks.generate_check_of(read_values(checks.check_generate, given))
-        here, recorded = run / HERE_FOLDER / GOLDEN_FOLDER, check.golden
-        recorded = here if here.is_dir() else recorded
-    else:
-        check = checks.train_check_of(read_values(checks.check_train, given))
-        recorded = check.recorded
-    check = replace(check, golden=recorded or run / GOLDEN_FOLDER)
+        return kind, check
+    here = run / HERE_FOLDER / GOLDEN_FOLDER
+    recorded = check.golden if kind == "check generate" else check.recorded
+    check = replace(check, golden=here if here.is_dir() else recorded or run / GOLDEN_FOLDER)
     if not check.golden.is_dir():
         raise UsageError(f"{check.golden} was not kept: run the check again with --keep replay")
     return kind, check

@@ -31,8 +31,8 @@ _SAME_TENSOR = frozenset({"aten.detach.default", "aten.alias.default", "aten.lif
 _OVERWRITES = frozenset({"aten.copy_.default", "aten.zero_.default", "aten.fill_.Scalar"})
 
 # Fused attention of the CPU.
-ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 # Beginnings of the names of operations on lists of tensors.
 _OF_LISTS = ("_foreach_", "_fused_")
@@ -104,27 +104,18 @@ class ProgramPair(NamedTuple):
     """Of the module of `site`."""
 
 
-@dataclass(slots=True)
-class _Recorded:
-    step: Step
-    writes: frozenset[int]
-    """The memory that it changes."""
-    replaces: frozenset[int]
-    """The number of a tensor whose whole memory it overwrites without reading it."""
-
-
 @dataclass
 class ProgramRecorder(TorchDispatchMode):
     """Records every operation that runs inside it, unless assay itself computes."""
 
     model: nn.Module
     is_recording: Callable[[], bool] = lambda: True
-    _operations: list[_Recorded] = field(default_factory=list)
+    _operations: list[tuple[Step, set[int], set[int]]] = field(default_factory=list)
+    """Each with the memory that it changes, and the tensors whose whole memory it overwrites without reading it."""
     _known: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> number
     _inputs: dict[int, Tensor] = field(default_factory=dict)
     _unsaved: set[int] = field(default_factory=set)
     """Inputs whose memory no operation has changed."""
-    _names: dict[int, str] = field(default_factory=dict)
     _names_of: Any = field(default_factory=WeakIdKeyDictionary)  # Tensor -> str
     _numbers_read: dict[float, Tensor] = field(default_factory=dict)
     """Tensors of one element, by the Python number that was read from them."""
@@ -149,16 +140,13 @@ class ProgramRecorder(TorchDispatchMode):
 
     def forget(self) -> None:
         """Begin again: what was made before is an input from now on."""
-        self._operations.clear()
-        self._known.clear()
-        self._inputs.clear()
-        self._unsaved.clear()
-        self._numbers_read.clear()
+        made = self._operations, self._known, self._inputs, self._unsaved, self._numbers_read
+        for one in made:
+            one.clear()
 
     def overwrite(self, tensor: Tensor) -> None:
         """Expect that assay writes to a tensor: its content is an input of later operations."""
-        known = self._known.get(tensor)
-        if known is not None:
+        if (known := self._known.get(tensor)) is not None:
             self._save(self._memory[known])
             self._stale.add(self._memory[known])
 
@@ -167,21 +155,21 @@ class ProgramRecorder(TorchDispatchMode):
         known, last = self._find(tensor)
         numbers, memory = {known}, {self._memory[known]}
         needed: list[Step] = [*last]
-        for one in reversed(self._operations):
-            if numbers.isdisjoint(one.step.results) and memory.isdisjoint(one.writes):
+        for step, writes, replaced in reversed(self._operations):
+            if numbers.isdisjoint(step.results) and memory.isdisjoint(writes):
                 continue
-            step = self._narrowed(one.step, memory)
-            needed.append(step)
-            reads = set(numbers_in((step.args, step.kwargs)))
+            needed.append(self._narrowed(step, memory))
+            reads = set(numbers_in(needed[-1][1:3]))
             numbers |= reads
-            memory -= {self._memory[number] for number in one.replaces}
-            memory |= {self._memory[number] for number in reads - one.replaces}
-            memory |= {self._memory[number] for number in step.results if number in numbers}
-        inputs = {number: self._inputs[number] for number in sorted(numbers & self._inputs.keys())}
-        inputs = {number: copy_of(one.detach()).cpu() for number, one in inputs.items()}
-        names = {number: self._names[number] for number in inputs if number in self._names}
-        target = last[0].results[0] if last else known
-        return Program(needed[::-1], inputs, names, target or known)
+            memory -= {self._memory[number] for number in replaced}
+            made = numbers.intersection(step.results)
+            memory |= {self._memory[number] for number in reads - replaced | made}
+        read = {number: self._inputs[number] for number in sorted(numbers & self._inputs.keys())}
+        names = {
+            number: self._names_of[one] for number, one in read.items() if one in self._names_of
+        }
+        inputs = {number: copy_of(one.detach()).cpu() for number, one in read.items()}
+        return Program(needed[::-1], inputs, names, last[0].results[0] if last else known)
 
     def _narrowed(self, step: Step, memory: set[int]) -> Step:
         """Return an operation on lists of tensors in place for those in `memory` alone."""
@@ -241,13 +229,12 @@ class ProgramRecorder(TorchDispatchMode):
             return NotImplemented  # a subclass computes with the tensors that it holds
         known = [self._know(one) for one in given]
         name = str(func).replace("._unsafe_", ".")  # which differ in autograd alone
-        writes = frozenset(self._memory[self._know(one)] for one in _written(func, args, kwargs))
+        writes = {self._memory[self._know(one)] for one in _written(func, args, kwargs)}
         for memory in writes:
             self._save(memory)
-        replaces = known[:1] if name in _OVERWRITES and _is_whole(given[0]) else []
-        told = {
-            k: v for k, v in kwargs.items() if k not in _USUAL and v is not torch.preserve_format
-        }
+        is_whole = name in _OVERWRITES and given[0].nbytes == given[0].untyped_storage().nbytes()
+        usual = {k for k, v in kwargs.items() if k in _USUAL or v is torch.preserve_format}
+        told = {name: value for name, value in kwargs.items() if name not in usual}
         step_args, step_kwargs = tree_map(self._encode, ([*args], told))
         result: Any = func(*args, **kwargs)
         if name in _SAME_TENSOR:
@@ -261,11 +248,11 @@ class ProgramRecorder(TorchDispatchMode):
         lost = _sizes_of(given) - _sizes_of(made or given)
         shape = tuple(made[0].shape) if made else ()
         step = Step(name, step_args, step_kwargs, results, several, _find_caller(), lost, shape)
-        if name == ATTENTION:  # as every device computes it: without what its backward reads
+        if name == _ATTENTION:  # as every device computes it: without what its backward reads
             step = step._replace(results=results[:1], has_several=False)
-        elif name == ATTENTION_BACKWARD:
+        elif name == _ATTENTION_BACKWARD:
             del step_args[4:6]
-        self._operations.append(_Recorded(step, writes, frozenset(replaces)))
+        self._operations.append((step, writes, {*known[:1]} if is_whole else set()))
         return result
 
     def _know(self, tensor: Tensor) -> int:
@@ -276,8 +263,6 @@ class ProgramRecorder(TorchDispatchMode):
         known = self._known[tensor] = self._new()
         self._inputs[known] = tensor
         self._unsaved.add(known)
-        if (name := self._names_of.get(tensor)) is not None:
-            self._names[known] = name
         return known
 
     def _new(self, memory: int = 0) -> int:
@@ -297,8 +282,10 @@ class ProgramRecorder(TorchDispatchMode):
         """Copy the input in `memory`, which is about to change."""
         if memory in self._unsaved:
             self._unsaved.remove(memory)
+            changing = self._inputs[memory]
             with suspended():
-                self._inputs[memory] = copy_of(self._inputs[memory].detach())
+                self._inputs[memory] = copy_of(changing.detach())
+            self.alias(self._inputs[memory], changing)
 
     def _encode(self, leaf: Any) -> Any:  # noqa: ANN401 - an argument of torch
         if isinstance(leaf, Tensor):
@@ -338,10 +325,6 @@ def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def _sizes_of(tensors: Sequence[Tensor]) -> frozenset[int]:
     return frozenset(size for one in tensors for size in one.shape)
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

@@ -61,27 +61,22 @@ def pair_programs(
     ask = partial(call, record, folder=check.folder, progress=progress)
     by_rank = ask((check, wanted), name="candidate", **candidate)
     made = [{one.site: one.program for one in of_rank} for of_rank in by_rank]
-    values = [(k, one) for k, of_rank in enumerate(by_rank) for one in of_rank if one.error > 0]
-    if not values:
+    wrong = [(k, one) for k, of_rank in enumerate(by_rank) for one in of_rank if one.error > 0]
+    if not wrong:
         return []
     # What backward computes again, the reference computes in forward.
-    both = [site for _, one in values for site in (one.site, _in_forward(one.site))]
+    both = [site for _, one in wrong for site in (one.site, _in_forward(one.site))]
     same = wanted._replace(ports=(), sites=tuple(dict.fromkeys(both)))
     (trusted,) = ask((check, same), name="reference")
-    references = {one.site: one.program for one in trusted}
-    return [
-        ProgramPair(
-            site,
-            program,
-            references.get(site, references.get(_in_forward(site))),
-            answer,
-            error,
-            rank,
-            [of_rank[site] for of_rank in made] if all(site in of_rank for of_rank in made) else (),
-            module_class,
-        )
-        for rank, (site, error, program, answer, module_class) in values
-    ]
+    right = {one.site: one.program for one in trusted}
+    pairs = []
+    for rank, (site, error, program, answer, module_class) in wrong:
+        reference = right.get(site, right.get(_in_forward(site)))
+        ranks = [of_rank[site] for of_rank in made if site in of_rank]
+        ranks = ranks if len(ranks) == len(made) else []
+        pair = site, program, reference, answer, error, rank, ranks, module_class
+        pairs.append(ProgramPair(*pair))
+    return pairs
 
 
 def _in_forward(site: Site) -> Site:

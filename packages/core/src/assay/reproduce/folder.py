@@ -17,15 +17,7 @@ from torch.utils._pytree import tree_map
 from assay.dtypes import float_format
 from assay.models.config_files import first_line
 from assay.recording.programs import Group, Program, ProgramPair, Step, numbers_in
-from assay.reproduce.script import (
-    Kind,
-    Reproduction,
-    list_other_steps,
-    number_alike,
-    reads,
-    renumber,
-    severity,
-)
+from assay.reproduce.script import Kind, Reproduction, number_alike, reads, renumber, severity
 
 # Operations that get sizes as arguments, without those that write.
 _SIZED = frozenset(
@@ -49,15 +41,12 @@ _NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
 _RECORDED = -1
 
 
-class _NotReproducedError(Exception):
+class _RefusedError(Exception):
     """The reason why a value does not fail by itself."""
 
 
 def build(
-    pairs: Sequence[ProgramPair],
-    recorded: str,
-    limits: Mapping[str, float],
-    device: str,
+    pairs: Sequence[ProgramPair], recorded: str, limits: Mapping[str, float], device: str
 ) -> Reproduction | str:
     """Build the smallest reproduction of one of the values that fails.
 
@@ -69,10 +58,9 @@ def build(
     for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
         try:
             one = _with_clear_dtype(_pair_up(pair, recorded, limits, device), pair)
-            one = replace(one, recorded_rows=one.measure(one.dtype, one.device))
-            one = minimize(one)
+            one = minimize(replace(one, recorded_rows=one.measure(one.dtype, one.device)))
             return one if _is_small(one) else minimize(_with_parts(one))
-        except _NotReproducedError as error:
+        except _RefusedError as error:
             reasons.append(f"{pair.site}: {error}")
         except RuntimeError as error:
             reasons.append(f"{pair.site}: the operations do not run again: {first_line(error)}")
@@ -82,13 +70,12 @@ def build(
 def _pair_up(
     pair: ProgramPair, recorded: str, limits: Mapping[str, float], device: str
 ) -> Reproduction:
-    """Write both programs of a value with the same inputs. Raises: _NotReproducedError."""
+    """Write both programs of a value with the same inputs. Raises: _RefusedError."""
     if pair.reference is None:
-        raise _NotReproducedError("the reference does not make this value")
+        raise _RefusedError("the reference does not make this value")
     ranks, rank = _exchanging(pair)
-    (candidate, reference, *ranks), names, inputs = number_alike(
-        (pair.candidate, pair.reference, *ranks)
-    )
+    programs, names, inputs = number_alike((pair.candidate, pair.reference, *ranks))
+    candidate, reference, *ranks = programs
     answer = pair.answer["right"]
     kind: Kind = "values" if answer.is_floating_point() else "exact"
     kind = "mask" if answer.dtype is torch.bool else kind
@@ -97,54 +84,43 @@ def _pair_up(
     # from the code that reads texts.
     is_read = kind == "mask" or (kind == "exact" and not pair.site.at.module)
     if not pair.candidate.steps and not is_read and not is_known:
-        raise _NotReproducedError("no operation of torch made it")
+        raise _RefusedError("no operation of torch made it")
     tensors = inputs | dict(pair.answer)
     return Reproduction(
         pair.site, candidate, reference, names, tensors, kind, recorded, recorded, limits,
-        device, ranks, rank, pair.module_class,
-        whole={name: [*tensor.shape] for name, tensor in tensors.items()},
+        device, ranks, rank, pair.module_class, whole=tensors,
     )  # fmt: skip
 
 
 def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
-    """Choose the dtype in which the error shows best. Raises: _NotReproducedError if it shows in none."""
+    """Choose the dtype in which the error shows best. Raises: _RefusedError if it shows in none."""
     answer, kept, wide = pair.answer["right"], pair.answer["compared"], one.run()
     if one.kind == "mask" and wide.shape[-2:] != answer.shape[-2:]:
         # Of packed rows: the reference makes its parts, and no operation the whole.
-        one = _with_recorded_answer(one)
+        names, right = {**one.names, _RECORDED: "recorded"}, Program([], {}, {}, _RECORDED)
+        tensors = {**one.tensors, "recorded": answer}
+        one = replace(one, reference=right, names=names, tensors=tensors)
     if one.kind == "values":
         # A reference without steps takes the recorded value as the next module gets it, rounded.
         same = _SAME if one.reference.steps else float_format(one.recorded).unit_roundoff
         is_same = wide.shape == answer.shape
         if not is_same or not (wide - answer)[kept].norm() <= same * answer[kept].double().norm():
-            raise _NotReproducedError(
-                "the reference's operations do not give the recorded value again"
-            )
+            raise _RefusedError("the reference's operations do not give the recorded value again")
         one = replace(one, tensors={**one.tensors, "right": wide.double()})
     if not one.has_one_shape:
-        raise _NotReproducedError(
-            "its shape is not the reference's, as that of a shard or of packed rows"
-        )
+        raise _RefusedError("its shape is not the reference's, as of a shard or of packed rows")
     error = one.measure(one.recorded, one.device)[0][1]
     if one.ranks and not isclose(error, pair.error, rel_tol=0.01):
-        raise _NotReproducedError("its exchanges give another value when they run again")
+        raise _RefusedError("its exchanges give another value when they run again")
     in_dtypes = [replace(one, dtype=dtype) for dtype in dict.fromkeys((one.recorded, "float32"))]
     found = [each for each in in_dtypes if reproduces(each)]
     if not found:
-        raise _NotReproducedError(
-            "the operations give the right value when they run again; if the ratio is near its limit, check in"
-            " float32 first"
+        raise _RefusedError(
+            "the operations give the right value when they run again; near its limit, check in float32 first"
         )
     # Another computation shows best in float32, and may hide in the noise of fewer values.
     is_clear = found[0].severity > _CLEAR or found[0].severity >= found[-1].severity
     return found[0] if is_clear else found[-1]
-
-
-def _with_recorded_answer(one: Reproduction) -> Reproduction:
-    """Take the recorded mask for what the reference makes."""
-    names = {**one.names, _RECORDED: "recorded"}
-    tensors = {**one.tensors, "recorded": one.tensors["right"]}
-    return replace(one, reference=Program([], {}, {}, _RECORDED), names=names, tensors=tensors)
 
 
 def reproduces(one: Reproduction, times_limit: float = 1.0) -> bool:
@@ -160,8 +136,7 @@ def minimize(one: Reproduction) -> Reproduction:
     """Return the smallest reproduction that is found; `one` itself if none is smaller."""
     least = max(1.0, min(_LEAST, one.severity / 2))
     # An operation that one side alone runs shows no error without the sizes that it slices or sums.
-    lacking = list_other_steps(one.reference, one.candidate)
-    shown = {size for step in (*one.differing, *lacking) for size in step.lost}
+    shown = {size for steps in one.differing for step in steps for size in step.lost}
     sizes = {size for tensor in one.inputs.values() for size in tensor.shape}
     for size in sorted(sizes, key=lambda size: (size in shown, -size)):
         if size in shown and _is_small(one):
@@ -257,7 +232,7 @@ def _exchanging(pair: ProgramPair) -> tuple[Sequence[Program], int]:
         return (), 0
     ranks = [pair.ranks[rank] for rank in groups[0]] if pair.ranks else []
     if not ranks or any(_exchanges(one) != own for one in ranks) or groups[1:]:
-        raise _NotReproducedError("ranks make other exchanges for this value")
+        raise _RefusedError("ranks make other exchanges for this value")
     return ranks, groups[0].index(pair.rank)
 
 

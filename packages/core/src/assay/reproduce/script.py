@@ -19,15 +19,7 @@ from assay.files import write_whole
 from assay.judge.wording import describe_sides
 from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
-from assay.recording.programs import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    Group,
-    Program,
-    Step,
-    Value,
-    numbers_in,
-)
+from assay.recording.programs import Group, Program, Step, Value, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
 from assay.verdicts import Verdict
@@ -61,20 +53,14 @@ _TO_THE_END = str(2**63 - 1)
 
 
 def _attend(query: str, key: str, value: str, *rest: str, **named: str) -> str:
-    named = {
-        "enable_gqa": "True",
-        **dict(zip(("dropout_p", "is_causal"), rest, strict=False)),
-        **named,
-    }
-    options = ", ".join(map("=".join, named.items()))
+    early = zip(("dropout_p", "is_causal"), rest, strict=False)
+    options = ", ".join(map("=".join, {"enable_gqa": "True", **dict(early), **named}.items()))
     return f"F.scaled_dot_product_attention({query}, {key}, {value}, {options})"
 
 
-def _attend_backward(
-    gradient: str, query: str, key: str, value: str, *rest: str, **named: str
-) -> str:
+def _attend_backward(grad: str, query: str, key: str, value: str, *rest: str, **named: str) -> str:
     forward = f"lambda q, k, v: {_attend('q', 'k', 'v', *rest, **named)}"
-    return f"torch.func.vjp({forward}, {query}, {key}, {value})[1]({gradient})"
+    return f"torch.func.vjp({forward}, {query}, {key}, {value})[1]({grad})"
 
 
 # The code of operations in another form: exchanges between ranks are methods of a group (torch does not show the
@@ -86,18 +72,12 @@ _FORMS: dict[str, Callable[..., str]] = {
     "c10d._allgather_base_.default": 't["group"]._allgather_base({0}, {1}).wait()'.format,
     "aten.alias.default": "{0}".format,
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "aten._foreach_mul_({0}, {2})".format,
-    ATTENTION: _attend,
-    ATTENTION_BACKWARD: _attend_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attend,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attend_backward,
 }
 
 _RESULTS = {"right": ", the right result", "compared": ", True for each row that is compared"}
-_SUBJECTS: dict[str, str] = {
-    "inputs": "An input of the model",
-    "backward": "A gradient",
-    "reduce": "A gradient summed over ranks",
-    "clip": "A clipped gradient",
-    "optimizer": "An optimizer step",
-}
+_SUBJECTS: dict[Kind, str] = {"exact": "A tensor of integers", "mask": "An attention mask"}
 
 
 @dataclass(frozen=True)
@@ -128,8 +108,8 @@ class Reproduction:
     """Of the module of `site`."""
     recorded_rows: Sequence[Row] = ()
     """The statistics of the recorded tensors, before they were made smaller."""
-    whole: Mapping[str, list[int]] = field(default_factory=dict)
-    """Shapes of the recorded tensors."""
+    whole: Mapping[str, Tensor] = field(default_factory=dict)
+    """The recorded tensors."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -137,31 +117,31 @@ class Reproduction:
         return {name: one for name, one in self.tensors.items() if name not in _RESULTS}
 
     @property
-    def differing(self) -> list[Step]:
-        """The candidate's operations that the reference lacks."""
-        return list_other_steps(self.candidate, self.reference)
+    def differing(self) -> tuple[list[Step], list[Step]]:
+        """The operations of the candidate that the reference lacks, and those that the candidate lacks."""
+        sides = self.candidate.steps, self.reference.steps
+        own, right = (set(map(says, steps)) for steps in sides)
+        own_only = [step for step in sides[0] if says(step) not in right]
+        return own_only, [step for step in sides[1] if says(step) not in own]
 
     @property
     def headline(self) -> str:
         """Name what is wrong: of a few operations that differ, their names."""
-        names = dict.fromkeys(step.operation.split(".")[1] for step in self.differing)
+        names = dict.fromkeys(step.operation.split(".")[1] for step in self.differing[0])
         named = ", ".join(names) if 0 < len(names) <= _MOST_NAMED else "an operation"
-        subject = _SUBJECTS.get(self.site.at.phase, f"The result of {named}")
-        if self.kind != "values":
-            subject = "An attention mask" if self.kind == "mask" else "A tensor of integers"
+        subject = _SUBJECTS.get(self.kind, f"The result of {named}")
         return f"{subject} is wrong: {self.site}"
 
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py: one operation a line, or several if there are many."""
-        text = ""
+        text, (candidate, reference, *ranks) = "", self.lines
         for longest in _LONGEST:
-            candidate, reference, *ranks = self.lines
             fields = vars(self) | {
                 "headline": self.headline,
                 "body": _join(_merge(reference if ranks else candidate, reference), longest),
                 "ranks": [_join(_merge(lines, lines), longest) for lines in ranks],
-                "differs": candidate != reference,
+                "differs": ranks or candidate != reference,
                 "limits": repr(dict(self.limits)),
                 "least": _LEAST,
             }
@@ -179,16 +159,14 @@ class Reproduction:
 
     def measure(self, dtype: str, device: str, program: str = "candidate") -> list[Row]:
         """Run reproduce.py's own `measure`. program: "candidate" or "reference"."""
-        found: list[Row] = self._scope["measure"](
-            self.tensors, getattr(torch, dtype), device, program == "candidate"
-        )
+        arguments = self.tensors, getattr(torch, dtype), device, program == "candidate"
+        found: list[Row] = self._scope["measure"](*arguments)
         return found
 
     def run(self, program: str = "reference", dtype: str = "float64") -> Tensor:
         """Return the result of a program, on the host."""
-        value: Tensor = self._scope["run"](
-            program == "candidate", self.inputs, getattr(torch, dtype), "cpu"
-        )
+        arguments = program == "candidate", self.inputs, getattr(torch, dtype), "cpu"
+        value: Tensor = self._scope["run"](*arguments)
         return value
 
     @property
@@ -210,53 +188,47 @@ class Reproduction:
     def write(self, place: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
         candidate, reference, *ranks = self.lines
-        steps = self.candidate.steps
+        steps, differing = self.candidate.steps, self.differing[0]
         stored = {k: one for k, one in self.tensors.items() if k in _RESULTS or one.ndim}
         rows = zip(self.measure(self.dtype, self.device), self.recorded_rows, strict=False)
         fields = vars(self) | {
             "headline": self.headline,
+            "template": "README.md.j2",
             "place": place,
-            "operations": list(dict.fromkeys(step.operation for step in steps)),
+            "operations": [*dict.fromkeys(step.operation for step in steps)],
             "changes": [
                 f"{sign} {line}"
-                for is_equal, *sides in _compare(
-                    ranks[self.rank] if ranks else candidate, reference
-                )
-                for sign, lines in zip("-+" * (not is_equal), sides, strict=False)
+                for own, right in _compare(ranks[self.rank] if ranks else candidate, reference)
+                if own != right
+                for sign, lines in (("-", own), ("+", right))
                 for line in lines
             ],
-            "callers": list(
-                dict.fromkeys(step.caller for step in self.differing or steps if step.caller)
-            ),
-            "shapes": {name: [*tensor.shape] for name, tensor in stored.items()},
+            "callers": [*dict.fromkeys(one.caller for one in differing or steps if one.caller)],
+            "stored": stored,
             "notes": _RESULTS,
             "rows": [(*one, error) for one, (_, error, *_) in rows],
             "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
             "fails_in_float64": any(row[1] > _LEAST for row in self.measure("float64", "cpu")),
             "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
         }
-        return write_folder(
-            folder, verdict, str(self.site), stored, self.text, "README.md.j2", fields
-        )
+        return write_folder(folder, verdict, stored, self.text, fields)
 
 
-def _compare(
-    candidate: Sequence[str], reference: Sequence[str]
-) -> Iterator[tuple[bool, Sequence[str], Sequence[str]]]:
-    """Yield blocks of lines in order: True if both sides have them, the candidate's lines and the reference's."""
-    matcher = difflib.SequenceMatcher(None, candidate, reference, autojunk=False)
-    for tag, start, stop, other_start, other_stop in matcher.get_opcodes():
-        yield tag == "equal", candidate[start:stop], reference[other_start:other_stop]
+def _compare(own: Sequence[str], right: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield blocks of lines in order, of the candidate and of the reference: equal ones, or those that differ."""
+    matcher = difflib.SequenceMatcher(None, own, right, autojunk=False)
+    for _, start, stop, right_start, right_stop in matcher.get_opcodes():
+        yield [*own[start:stop]], [*right[right_start:right_stop]]
 
 
 def _merge(candidate: Sequence[str], reference: Sequence[str]) -> list[tuple[str, str]]:
     """Return the lines of one function, each with its indentation: where both sides differ, a branch for each."""
     body: list[tuple[str, str]] = []
-    for is_equal, own, other in _compare(candidate, reference):
-        if is_equal:
+    for own, right in _compare(candidate, reference):
+        if own == right:
             body += [(_INDENT, line) for line in own]
             continue
-        for head, lines in (("if wrong:", own), ("else:" if own else "if not wrong:", other)):
+        for head, lines in (("if wrong:", own), ("else:" if own else "if not wrong:", right)):
             if lines:
                 body += [(_INDENT, head), *((2 * _INDENT, line) for line in lines)]
     return body
@@ -288,23 +260,24 @@ def severity(rows: Iterable[Row]) -> float:
 def write_folder(
     folder: Path,
     verdict: Verdict,
-    place: str,
     tensors: Mapping[str, Tensor],
     script: str,
-    readme: str,
-    fields: Mapping[str, Any],
+    fields: dict[str, Any],
 ) -> Path:
-    """Write the script, its tensors, versions of the run that failed, and a README. Returns: reproduce.py."""
+    """Write the script, its tensors, versions of the run that failed, and a README. Returns: reproduce.py.
+
+    fields: of the README, its template, and the site of the wrong value.
+    """
     torch.save({name: one.clone() for name, one in tensors.items()}, folder / "tensors.pt")
-    facts: dict[str, Any] = {"site": place}
+    facts: dict[str, Any] = {"site": str(fields["site"])}
     for part in ("environment", "reference", "candidate"):
         facts[part] = {k: v for k, v in getattr(verdict, part).items() if k not in _OF_THE_RUN}
     write_whole(folder / "environment.json", json.dumps(facts, indent=1) + "\n")
     versions = verdict.environment.get("versions", {}) | verdict.candidate.get("versions", {})
     shown = [f"{name} {versions[name]}" for name in _SHOWN if name in versions]
     there = ", ".join([verdict.candidate.get("device", "the host"), *shown])
-    told = {"there": there, "sides": describe_sides(verdict)}
-    write_whole(folder / "README.md", render(readme, {**fields, **told}))
+    fields = {**fields, "there": there, "sides": describe_sides(verdict)}
+    write_whole(folder / "README.md", render(fields["template"], fields))
     return write_whole(folder / "reproduce.py", script)
 
 
@@ -393,7 +366,6 @@ def number_alike(
 
     Returns: programs, the names of inputs by number, and tensors by name; equal tensors have one name.
     """
-    named = {name: one.inputs[number] for one in programs for number, name in one.names.items()}
     tensors: dict[str, Tensor] = {}
     of_names: dict[str, int] = {}
     alike: list[Program] = []
@@ -401,8 +373,7 @@ def number_alike(
     for program in programs:
         numbers: dict[int, int] = {}
         for number, tensor in program.inputs.items():
-            wanted = program.names.get(number) or _name_copy(tensor, named)
-            name = _name(tensors, tensor, wanted)
+            name = _name(tensors, tensor, program.names.get(number, "constant"))
             of_names[name] = numbers[number] = of_names.get(name) or next(new)
         first = alike[0].steps if alike else ()
         partners, free = _align(first, program.steps), dict(enumerate(first))
@@ -449,25 +420,11 @@ def says(step: Step) -> tuple[str, str]:
     return step.operation, str(values)
 
 
-def list_other_steps(program: Program, other: Program) -> list[Step]:
-    """Return the steps of a program that another lacks."""
-    known = {says(step) for step in other.steps}
-    return [step for step in program.steps if says(step) not in known]
-
-
 def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:
     """Return the number in `own` of each step of `other` that stands for the same operation in the same order."""
     names, others = ([step.operation for step in steps] for steps in (own, other))
     blocks = difflib.SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
     return {block.b + k: block.a + k for block in blocks for k in range(block.size)}
-
-
-def _name_copy(tensor: Tensor, named: Mapping[str, Tensor]) -> str:
-    """Name a matrix for the one that it equals in another dtype; "constant" if it equals none."""
-    same = [name for name, one in named.items() if one.shape == tensor.shape]
-    is_copy = (name for name in same if named[name].double().equal(tensor.double()))
-    name = next(is_copy, None) if tensor.ndim > 1 else None
-    return f"{name}.{str(tensor.dtype).removeprefix('torch.')}" if name else "constant"
 
 
 def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:

@@ -11,27 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.dtypes import float_format
 from assay.errors import name_some
-from assay.models.inspect.weights import Inspection, all_tensors
+from assay.models.inspect.weights import (
+    Inspection,
+    all_tensors,
+    coarser_dtype,
+    describe_change,
+)
 from assay.models.stored_tensors import same_bits
-from assay.models.tensor_sources import UnknownFormError, value_in_form
 from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
-from assay.value_changes import MOST_VALUES, OF_WEIGHT, ROUNDOFFS, Proof, describe_values
 from assay.verdicts import Verdict
 
 # The part that the folder holds: rows that differ, and columns around the first difference.
 _MOST_ROWS, _BEFORE, _COLUMNS = 8, 4, 16
-
-# What a value is, by the beginning of its name.
-_SUBJECTS = {
-    "moments": "An optimizer state",
-    "generators": "The state of a random generator",
-    "state_dict": "A trainer's state",
-    "trainable": "The choice of trained parameters",
-    "the token ids": "A list of token ids",
-}
 
 # What a wrong loader does to the right values `v`: tried in this order, and kept if it gives the wrong ones.
 _MISTAKES = (
@@ -72,30 +65,23 @@ class WrongValue:
         return rows.tolist(), slice(first, first + _COLUMNS)
 
     @property
-    def subject(self) -> str:
-        """Name what is wrong, for a title."""
-        kind = "A setting" if self.dtype is None else "A weight"
-        return next((it for head, it in _SUBJECTS.items() if self.name.startswith(head)), kind)
+    def where(self) -> str:
+        """Name the rows that differ; "" of a single row."""
+        rows, count = self.wrong.any(1).nonzero()[:, 0].tolist(), len(self.wrong)
+        named = f": {name_some(list(map(str, rows)))}" if len(rows) < count else ""
+        return f", in {len(rows):,} of {count:,} rows{named}" if count > 1 else ""
 
     @property
     def change(self) -> str:
-        """Describe which rows of a weight differ, and a simple change that explains it; "" without rows."""
-        expected, actual = self.expected, self.actual
-        is_of_rows = expected.ndim > 1 and expected.is_floating_point()
-        if not is_of_rows or expected.shape != actual.shape or expected.numel() > MOST_VALUES:
+        """Describe a factor, a transposition or another order; "" if none explains the difference."""
+        actual, expected = self.actual, self.expected
+        is_float = actual.is_floating_point() and expected.is_floating_point()
+        if len(self.wrong) == 1 or actual.shape != expected.shape or not is_float:
             return ""
-        sides = actual.flatten(1).double(), expected.flatten(1).double()
-        unit = max(float_format(_name(one.dtype)).unit_roundoff for one in (expected, actual))
-        proof = Proof(ROUNDOFFS * unit, unit)
-        rows = proof.find_different(*sides).tolist()
-        if not rows:
-            return ""
-        where = f"{len(rows):,} of {len(expected):,} rows"
-        if len(rows) < len(expected):
-            where += f": {name_some(list(map(str, rows)))}"
-        return f"It differs in {where}. {describe_values(*sides, proof, OF_WEIGHT)}".rstrip()
+        dtype = coarser_dtype(actual.dtype, expected.dtype)
+        return describe_change(_as_rows(actual), _as_rows(expected), dtype)
 
-    @property
+    @cached_property
     def mistake(self) -> str | None:
         """Return code that makes the wrong values of the right ones `v`; None if none is known."""
         expected, actual = self.expected, self.actual
@@ -115,41 +101,28 @@ class WrongValue:
         rows, columns = self.part
         return _as_rows(tensor)[rows, columns].clone()
 
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """The rows that the folder holds; none of a setting, and of another shape only the right ones."""
+        if self.dtype is None:
+            return {}
+        is_whole = self.expected.shape == self.actual.shape
+        # Compared in `dtype`, in which a rounded value may be stored in fewer bits.
+        actual = self._cut(self.actual).to(self.dtype) if is_whole else self.actual[:0]
+        return {"right": self._cut(self.expected), "actual": actual}
+
     def write(self, place: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
-        tensors: dict[str, Tensor] = {}
-        headline = f"{self.subject} is wrong: {self.name}"
-        fields = vars(self) | {"headline": headline, "place": place, "mistake": None, "change": ""}
-        if self.dtype is not None:
-            is_whole = self.expected.shape == self.actual.shape
-            # Compared in `dtype`, in which a rounded value may be stored in fewer bits.
-            actual = self._cut(self.actual).to(self.dtype) if is_whole else self.actual[:0]
-            tensors = {"right": self._cut(self.expected), "actual": actual}
-            rows, columns = self.part
-            fields |= {
-                "mistake": self.mistake,
-                "change": self.change,
-                "dtype": _name(self.dtype),
-                "stored": _name(self.expected.dtype),
-                "shape": tuple(self.expected.shape),
-                "rows": rows,
-                "first": columns.start,
-                "num_different": int(self.wrong.sum()),
-                "num_elements": self.expected.numel(),
-            }
+        headline = f"{self.name} is wrong {self.when}"
+        fields = {"value": self, "site": self.name, "headline": headline, "place": place}
         script = render("wrong_value.py.j2", fields)
-        return write_folder(
-            folder, verdict, self.name, tensors, script, "wrong_value.md.j2", fields
-        )
+        fields["template"] = "wrong_value.md.j2"
+        return write_folder(folder, verdict, self.stored, script, fields)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
     """Return a tensor as (R, C): C is its last dim."""
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(1, -1)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
@@ -196,14 +169,7 @@ def compare_weights(
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()  # noqa: PLW2901 - a collective, before any rank goes on
         name, actual = unwrapped_path(path), tensor.detach().cpu()
-        source, expected = inspection.sources.get(name), inspection.made.get(name)
-        if source is not None:
-            try:
-                expected = value_in_form(source, actual)
-            except UnknownFormError:
-                continue
-        elif expected is not None:
-            expected = expected.to(actual.dtype)
+        expected = inspection.find_expected(name, actual)
         if expected is not None and not expected.is_meta:
             yield from compare_values(name, expected, actual, when, dtype)
 
@@ -221,5 +187,5 @@ def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | N
 
 def _as_literal(value: object) -> str:
     if isinstance(value, Tensor):
-        value = f"a tensor of {_name(value.dtype)}{list(value.shape)}"
+        value = f"a tensor of {value.dtype}{list(value.shape)}"
     return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))

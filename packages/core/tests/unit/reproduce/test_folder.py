@@ -319,25 +319,6 @@ def test_a_size_that_a_wrong_operation_slices_or_sums_stays_whole() -> None:
     assert one.tensors["fc.weight"].shape == (1, 6)
 
 
-def test_a_copy_of_a_weight_in_another_dtype_is_named_for_the_weight() -> None:
-    x, weight = inputs_of("bfloat16")
-    wide = weight.double()
-
-    def copied(x: Tensor, _: Tensor) -> Tensor:
-        return (x.view(32, 6).double()[:, :3] @ wide[:, :3].t()).bfloat16()
-
-    def linear(x: Tensor, weight: Tensor) -> Tensor:
-        return x.view(32, 6) @ weight.t()
-
-    programs = record(copied, x, weight), record(linear, x, weight)
-    right = linear(x.double(), weight.double())
-    answer = {"right": right, "compared": torch.ones(32, dtype=torch.bool)}
-    one = build([ProgramPair(SITE, *programs, answer)], "bfloat16", LIMITS, "cpu")
-    assert isinstance(one, Reproduction)
-    assert "constant" not in one.text
-    assert 't["fc.weight.float64"]' in one.text
-
-
 EMPTY = torch.empty(0)
 
 

@@ -84,11 +84,11 @@ def measure_difference(
         num_rows=len(actual_rows),
         error=error / norm if norm else (float("inf") if error else 0.0),
         largest=_largest_in_units(actual_wrong, expected_wrong, dtype),
-        change=_describe_change(actual_rows, expected_rows, dtype),
+        change=describe_change(actual_rows, expected_rows, dtype),
     )
 
 
-def _describe_change(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
+def describe_change(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
     """Describe a factor, a transposition or another order; return "" if none explains the difference.
 
     Shapes: (R, C) both.

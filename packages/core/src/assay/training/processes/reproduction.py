@@ -1,17 +1,25 @@
-"""Find the state that a trainer loads, keeps, saves or restores wrongly, for `assay reproduce`."""
+"""What `assay reproduce` runs in processes of training.
+
+It records the programs that made wrong values of a step, and finds the state that a trainer loads, keeps, saves or
+restores wrongly.
+"""
 
 import math
 import random
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
+from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
 from assay.reproduce.wrong_values import (
     WrongValue,
     compare_states,
@@ -22,10 +30,12 @@ from assay.runs import Progress
 from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import Phase
 from assay.training.batches import Batches, copied
-from assay.training.processes.candidate import CandidateSide
+from assay.training.processes.candidate import Candidate, CandidateSide
 from assay.training.processes.free_run import load_saved, masks_noted, step_until_made
+from assay.training.processes.reference import replay_golden
 from assay.training.protocol import MIXED_PRECISION
 from assay.training.replay.determinism import comparable
+from assay.training.replay.step_observer import ReplayedSteps
 from assay.training.replay.step_values import step_adamw
 from assay.training.reports import MOST_IN_ANY_ORDER, TrainCheck
 from assay.training.state.files import leaves_of
@@ -38,6 +48,28 @@ from assay.training.trainers.registry import OpenedTrainer
 _LONG = 16
 
 _Values = dict[str, object]
+
+
+def record_programs(
+    request: tuple[TrainCheck, Wanted], progress: Progress, rank: Rank | None = None
+) -> list[RecordedValue]:
+    """Record the programs of one side. Returns: the candidate's worst value of each port, or each of `sites`."""
+    check, wanted = request
+    found: dict[Any, RecordedValue] = {}
+
+    def observe(steps: ReplayedSteps) -> None:
+        model, trace = steps.opened.trainer.model, steps.modules.trace
+        finder = ProgramFinder(model, wanted=wanted, trace=trace, found=found)
+        steps.modules.observer = steps.handler.observer = finder
+        steps.recording = finder.of_step
+
+    with progress.task("recording the operations", check.options.steps, "steps"):
+        if wanted.sites:
+            replay_golden(check, open_run(parse_run(check.reference)), None, observe)
+        else:
+            side = Candidate(check, progress, rank)
+            side.replay(side.begin(side.open()).own, observe=observe)
+    return [*found.values()]
 
 
 def find_wrong_values(
@@ -69,12 +101,10 @@ def _compare_start(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
 def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValue]:
     """Compare the weights after each step with those when the optimizer makes the next."""
     opened = side.open()
-    optimizer = opened.trainer.optimizer
     inject_state(opened.trainer, side.begin(opened).own, side.device.torch_device)
     found: list[WrongValue] = []
-    before = _weights(side, opened)
-    expected: _Values = {}
-    step, narrow = 0, getattr(torch, side.run.dtype)
+    before, expected, step = _weights(side, opened), _Values(), 0
+    narrow = getattr(torch, side.run.dtype)
 
     def begin(*_arguments: object) -> None:
         now = _weights(side, opened)
@@ -82,7 +112,7 @@ def _compare_steps(side: CandidateSide, check: TrainCheck) -> Iterator[WrongValu
         if MIXED_PRECISION in check.features:
             expected.update(_updated_in_float32(side, opened, step))
 
-    optimizer.register_step_pre_hook(begin)
+    opened.trainer.optimizer.register_step_pre_hook(begin)
     states: list[Tensor] = []
     with comparable(side.run.dtype, side.device), masks_noted(opened, states.append):
         for step, batch in enumerate(side.batches[: check.options.resume_at]):
@@ -105,18 +135,15 @@ def _updated_in_float32(side: CandidateSide, opened: OpenedTrainer, step: int) -
     """Return weights and moments that AdamW makes in float32 of the trainer's gradients."""
     expected: _Values = {}
     for item in named_parameters(opened.trainer.model):
-        if item.tensor.grad is not None:
-            held = opened.trainer.optimizer.state.get(item.tensor, {})
-            settings = side.plan.settings_of(item.name, step)
-            held = {name: whole(value) for name, value in held.items()}
-            weight, gradient = (
-                whole(one.detach()).float() for one in (item.tensor, item.tensor.grad)
-            )
-            expected[item.name], moments = step_adamw(
-                weight, gradient, held, settings, torch.float32
-            )
-            for name in ("exp_avg", "exp_avg_sq"):
-                expected[f"moments.{item.name}.{name}"] = moments[name]
+        if (gradient := item.tensor.grad) is None:
+            continue
+        weight, wide = (whole(one.detach()).float() for one in (item.tensor, gradient))
+        held = opened.trainer.optimizer.state.get(item.tensor, {})
+        held = {name: whole(value) for name, value in held.items()}
+        settings = side.plan.settings_of(item.name, step)
+        expected[item.name], moments = step_adamw(weight, wide, held, settings, torch.float32)
+        for name in ("exp_avg", "exp_avg_sq"):
+            expected[f"moments.{item.name}.{name}"] = moments[name]
     return expected
 
 
@@ -152,12 +179,9 @@ def _compare_checkpoint(side: CandidateSide, check: TrainCheck) -> Iterator[Wron
         resumed.trainer.load(folder)
     yield from compare_states(before, _values(side, resumed), "after loading the checkpoint")
     _train(resumed, side.batches[resume_at:])
-    if (
-        opened.traits.inexact_resume is not None
-        or math.prod(check.mesh.values()) > MOST_IN_ANY_ORDER
-    ):
-        return
-    yield from compare_states(end, _values(side, resumed), "after the last resumed step")
+    in_one_order = math.prod(check.mesh.values()) <= MOST_IN_ANY_ORDER
+    if opened.traits.inexact_resume is None and in_one_order:
+        yield from compare_states(end, _values(side, resumed), "after the last resumed step")
 
 
 def _train(opened: OpenedTrainer, batches: Batches) -> None:
