@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from assay.errors import name_some
-from assay.models.inspect.weights import (
-    Inspection,
-    all_tensors,
-    coarser_dtype,
-    describe_change,
-)
+from assay.models.inspect.weights import Inspection, all_tensors, coarser_dtype, describe_change
 from assay.models.stored_tensors import same_bits
 from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path

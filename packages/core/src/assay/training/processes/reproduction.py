@@ -20,12 +20,7 @@ from assay.launch import Rank
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
-from assay.reproduce.wrong_values import (
-    WrongValue,
-    compare_states,
-    compare_values,
-    compare_weights,
-)
+from assay.reproduce.wrong_values import WrongValue, compare_states, compare_values, compare_weights
 from assay.runs import Progress
 from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import Phase
