@@ -37,6 +37,7 @@ from assay.generate.passes import (
     accumulated_errors,
     attach_choice_noise,
     attach_text_steps,
+    find_contradiction,
     find_pointwise,
     processed_scores,
     record,
@@ -125,6 +126,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
         with TraceWriter(spec.folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(spec, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, record_choices(writer)))
+            notes += filter(None, section.contradictions.values())
             del yardstick
             retries = section.has_nan and precision == "float64" and dtype != "float32"
             if not retries:
@@ -234,6 +236,8 @@ class _Capture:
         self.outputs: list[str] = []
         self.has_nan = False
         """True if the yardstick returned NaN."""
+        self.contradictions: dict[int | None, str] = {}
+        """A note for each way to read prompts; "" if one call over a text computes the same logits."""
 
     def run_yardstick(self, side: Side) -> None:
         """Generate freely, then record every module with these tokens forced."""
@@ -323,6 +327,8 @@ class _Capture:
         for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
             scores = processed_scores(side, work, tokens, expected, sampling)
             self._attach("scores", work, scores)
+            if (chunk := work.batch.prefill_chunk) not in self.contradictions:
+                self.contradictions[chunk] = find_contradiction(side, work, tokens, expected)
             advance_task("batches")
 
     def _attach_noise_outputs(self, side: Side, wide: str) -> bool:

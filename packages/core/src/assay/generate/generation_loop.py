@@ -3,7 +3,6 @@
 Teacher forcing also uses the generation loop, so that its positions, masks and cache are tested.
 """
 
-import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,20 +215,26 @@ def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:
 
 def read_text(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Tensor:
     """Compute the logits of all new tokens (B, N) in one call. Returns: (B, N, V), as `Generated` has."""
-    model: Any = loaded.model
+    num_new = tokens_BN.shape[1]
     kept: list[Tensor] = []
+
+    def ask(_module: object, arguments: Any, named: dict[str, Any]) -> Any:  # noqa: ANN401 - see below
+        # Some models' generation asks for the number of logits in their configuration.
+        return arguments, named | ({"logits_to_keep": num_new} if "logits_to_keep" in named else {})
 
     def keep(_module: object, _arguments: object, output: Any) -> None:  # noqa: ANN401 - of any model
         logits = output["logits"] if isinstance(output, dict) else output[0]
-        kept.append(logits[:, -tokens_BN.shape[1] :].float().cpu())
+        kept.append(logits[:, -num_new:].float().cpu())
 
-    hook = model.register_forward_hook(keep)
+    hooks = (
+        loaded.model.register_forward_pre_hook(ask, with_kwargs=True),
+        loaded.model.register_forward_hook(keep),
+    )
     try:
-        takes_count = "logits_to_keep" in inspect.signature(model.forward).parameters
-        needed = {"logits_to_keep": tokens_BN.shape[1]} if takes_count else {}
-        _run(loaded, whole_text(batch, tokens_BN), LogitsProcessorList(), GREEDY, needed)
+        _run(loaded, whole_text(batch, tokens_BN), LogitsProcessorList(), GREEDY)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return kept[0]
 
 
@@ -256,7 +261,6 @@ def _run(
     batch: Batch,
     processors: LogitsProcessorList,
     sampling: dict[str, Any],
-    model_arguments: dict[str, Any] | None = None,
 ) -> Generated:
     model: Any = loaded.model
     inputs = model_inputs(batch, next(model.parameters()))
@@ -269,7 +273,7 @@ def _run(
         outputs = name_outputs(output, loaded.vocab_size if batch.length else 0)
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), outputs)
     config = generation_options(loaded, batch, sampling)
-    given = {**(model_arguments or {})}
+    given: dict[str, Any] = {}
     if "encoder_hidden_states" in inputs:  # a decoder alone would mix them into its own cache
         given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with model_code():

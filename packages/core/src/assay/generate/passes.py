@@ -450,6 +450,10 @@ _TRIAL_NEW_TOKENS = 3
 # candidates in a narrow dtype, whose roundings are a hundred times as large.
 _EXACT = {"float64": 1e-12, "float32": 1e-5}
 
+# By dtype of the yardstick, the largest relative error of logits between decode steps and one call over the same
+# text. Parts of some float64 models compute in float32, whose unit roundoff is 6e-8. They reach 3e-6.
+_LARGEST_CONTRADICTION = {"float64": 3e-5, "float32": 1e-3}
+
 # The trial rounds nothing: with rounded inputs, steps read keys from the cache that were rounded when they
 # were written, and a whole text reads them as they were computed.
 _UNROUNDED = Boundary(torch.float64, torch.float64)
@@ -490,6 +494,29 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
     return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
 
+def find_contradiction(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor) -> str:
+    """Compare the logits of generation steps with those of one call over the same text.
+
+    Returns: a note; "" if they agree, or if no call reads the whole text.
+    """
+    loaded, batch = side.loaded, work.batch
+    if loaded.decoder_start or batch.holds_media or _rope_depends_on_length(loaded):
+        return ""
+    with side.running(), suppress(OutputError):
+        text_BNV = read_text(loaded, replace(batch, prefill_chunk=None), tokens_BN)
+        errors_BN = (logits_BNV.float() - text_BNV).norm(dim=-1) / text_BNV.norm(dim=-1)
+        wrong = (_LARGEST_CONTRADICTION[loaded.dtype] < errors_BN.T).nonzero()
+        if len(wrong):
+            step, row = wrong[0].tolist()
+            how = "decode steps" if batch.prefill_chunk is None else "a prefill in chunks"
+            return (
+                f"the model's code contradicts itself: {how} and one call over the same text compute other logits"
+                f" (relative error up to {float(errors_BN.max()):.2g}, first at prompt {batch.prompts[row]}, new token"
+                f" {step}): it loses a part of its cache, or reads later tokens. Both sides share this code"
+            )
+    return ""
+
+
 def attach_text_steps(writer: TraceWriter, works: Sequence[Work]) -> None:
     """Store the step numbers of whole texts, for `StepwiseTrace.open`."""
     steps = {str(work.batch.number): work.text_step for work in works if work.text_step is not None}
@@ -511,8 +538,6 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
     config = config.get_text_config(decoder=True)
     length = batch.length + batch.max_new_tokens
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    ropes = getattr(config, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)}
     # Code for one step of a recurrence rounds differently from that for a text, as in Mamba2's norms.
     is_recurrent = getattr(loaded.model, "_is_stateful", False) or _RECURRENT in (
         getattr(config, "layer_types", None) or ()
@@ -525,9 +550,16 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
         and not batch.media  # the values of an image have no columns that could be cut to steps
         and batch.max_new_tokens > 1
         and not any(window is not None and window < length for window in windows)
-        and not kinds & _ROPES_BY_LENGTH
+        and not _rope_depends_on_length(loaded)
     )
     return batch.max_new_tokens if can_read else None
+
+
+def _rope_depends_on_length(loaded: LoadedModel) -> bool:
+    config: Any = loaded.config
+    ropes = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    return bool(kinds & _ROPES_BY_LENGTH)
 
 
 def _has_exact_texts(side: Side, batch: Batch, progress: Progress) -> bool:

@@ -1,20 +1,24 @@
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from assay.devices.registry import open_device
+from assay.generate.generation_loop import read_text
 from assay.generate.passes import (
     RootInputs,
     Side,
     Work,
     attach_text_steps,
+    find_contradiction,
     record,
     run_all_free,
     run_forced,
+    run_free,
     whole_batches,
     with_whole_texts,
 )
@@ -113,6 +117,55 @@ def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
         (work,) = with_whole_texts(side, whole_batches([BATCH]), QUIET)
 
     assert work.text_step is None
+
+
+def contradiction_of(side: Side, batch: Batch) -> str:
+    work = Work(batch, BatchSource(0))
+    free = run_free(side, work, {})
+    return find_contradiction(side, work, free.tokens, free.logits)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", [*FAMILIES, "mistral"])
+def test_steps_of_a_correct_model_agree_with_one_call(
+    name: str, dtype: str, chunk: int | None
+) -> None:
+    batch = replace(BATCH, rows=BATCH.rows[1:], prompts=(1,), prefill_chunk=chunk)
+    assert not contradiction_of(side_of(name, dtype), batch)
+
+
+@pytest.mark.parametrize(("chunk", "part"), [(None, "decode steps"), (2, "a prefill in chunks")])
+def test_model_that_computes_something_else_step_by_step_contradicts_itself(
+    side: Side, chunk: int | None, part: str
+) -> None:
+    """Zamba2 and Nemotron-H bound the time step in the prefill alone (transformers 5.23), to 5e-4 of the logits."""
+
+    def scale_short_calls(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output * 1.01 if output.shape[1] <= 2 else output
+
+    batch = replace(BATCH, rows=BATCH.rows[1:], prompts=(7,), prefill_chunk=chunk)
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(scale_short_calls):
+        note = contradiction_of(side, batch)
+
+    first = 1 if chunk is None else 0
+    assert note.startswith(f"the model's code contradicts itself: {part} and one call over")
+    assert f"first at prompt 7, new token {first})" in note
+
+
+def test_all_logits_of_a_text_are_read_where_the_model_asks_for_one(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = side.loaded.model
+    prepare = model.prepare_inputs_for_generation
+
+    @wraps(prepare)
+    def ask_for_one(*arguments: object, **named: object) -> object:  # as Falcon-H1 and Zamba2 do
+        return prepare(*arguments, **(named | {"logits_to_keep": 1}))
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", ask_for_one)
+    assert read_text(side.loaded, BATCH, torch.tensor([[1, 2, 3], [4, 5, 6]])).shape[1] == 3
 
 
 def test_trial_that_raises_is_noted(side: Side) -> None:
