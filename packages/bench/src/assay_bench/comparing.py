@@ -24,7 +24,6 @@ from pydantic import Field
 
 from assay.errors import UsageError, name_some
 from assay.files import validate_record
-from assay.foreign_text import shorten
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
     Differences,
@@ -135,20 +134,25 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
 
 
 def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
-    for name in base.keys() | candidate.keys():
-        was, is_ = base.get(name), candidate.get(name)
-        if was != is_:
-            yield f"{name} is {_quoted(is_)}, base {_quoted(was)}"
+    """Name each setting that differs, with both values around their first differing character."""
+    for name in sorted(base.keys() | candidate.keys()):
+        if candidate.get(name) != base.get(name):
+            texts = [repr(side.get(name)) for side in (candidate, base)]
+            pairs = enumerate(zip(*texts, strict=False))
+            start = next((place for place, (now, was) in pairs if now != was), 0) - _NUM_BEFORE
+            now, was = (_cut(text, max(0, start)) for text in texts)
+            yield f"{name} is {now}, base {was}"
 
 
-def _quoted(value: object) -> str:
-    """Show a value as Python writes it, with a long text cut inside its quotes."""
-    if isinstance(value, str):
-        return repr(shorten(value, _MAX_CHARACTERS))
-    return shorten(repr(value), _MAX_CHARACTERS)
+def _cut(text: str, start: int) -> str:
+    """Return the whole of a short text, and of a longer one the characters from `start`."""
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    end = start + _MAX_CHARACTERS
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
 
 
-_MAX_CHARACTERS = 60
+_MAX_CHARACTERS, _NUM_BEFORE = 60, 20
 
 
 ALL_TASKS = "all tasks"

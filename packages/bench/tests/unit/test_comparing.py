@@ -375,11 +375,28 @@ def test_another_chat_template_refuses_every_task() -> None:
     ]
 
 
-def test_a_long_setting_is_cut_inside_its_quotes() -> None:
-    other = replace(evaluation(BASE), asked={"chat_template_sha": "0123456789" * 7})
-    verdict = verdict_of(compare(evaluation(BASE), other, TERMS))
-    expected = f"chat_template_sha is '{'0123456789' * 6}...', base None"
-    assert str(verdict.levels["sums"].reason).endswith(expected)
+LONG = "0123456789" * 9
+
+
+@pytest.mark.parametrize(
+    ("candidate", "base", "told"),
+    [
+        ("Q: {{q}} A:", "Q: {{q}}\nA:", r"'Q: {{q}} A:', base 'Q: {{q}}\nA:'"),
+        ("Q: {{q}} ", "Q: {{q}}", "'Q: {{q}} ', base 'Q: {{q}}'"),
+        (None, "", "None, base ''"),
+        # 20 characters before the first different one, of at most 60.
+        (f"{LONG} {LONG}", f"{LONG}\n", rf"...{LONG[:20]} {LONG[:39]}..., base ...{LONG[:20]}\n'"),
+    ],
+)
+def test_settings_that_differ_are_shown_as_they_are_where_they_differ(
+    candidate: str | None, base: str, told: str
+) -> None:
+    sides = [
+        evaluation(replace(BASE, asked={"doc_to_text": text, "version": 1}))
+        for text in (base, candidate)
+    ]
+    reason = verdict_of(compare(sides[0], sides[1], TERMS)).levels["sums"].reason
+    assert reason == f"the two sides answered different questions: doc_to_text is {told}"
 
 
 def test_a_task_without_a_common_metric_has_no_advice_to_choose_one() -> None:
