@@ -403,9 +403,9 @@ def _needed_in_words(measure: Measure) -> str:
     needed, available = measure.items_needed, measure.num_documents
     if needed is None:
         return ", though they usually would if the candidate is as good"
-    few = available is not None and needed > available
-    of_all = f" of the task's {available:,} documents" if few else ""
-    return f", about {needed:,}{of_all} would"
+    if available is not None and needed > available:
+        return f", about {needed:,} distinct documents would, but the task has {available:,}"
+    return f", about {needed:,} would"
 
 
 def _level_of(comparison: EvaluationComparison, task: TaskComparison) -> LevelResult:

@@ -446,7 +446,7 @@ def test_advice_for_tasks_with_too_few_documents_is_given_once() -> None:
     (measure,) = found.tasks[0].measures
     # (1.645 * sqrt(0.02 * 0.98) + 1.282 * sqrt(1 / 15))² / 0.02²
     assert measure_in_words(measure).endswith(
-        "15 items cannot exclude a drop of 2 points, about 788 of the task's 60 documents would"
+        "15 items cannot exclude a drop of 2 points, about 788 distinct documents would, but the task has 60"
     )
     assert all(
         one.reason is None or "; " not in one.reason for one in verdict_of(found).levels.values()
