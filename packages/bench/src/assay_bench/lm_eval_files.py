@@ -240,7 +240,11 @@ def _results_of_task(
 ) -> Iterator[TaskResult]:
     """Yield a result for each filter of the task's answers."""
     by_filter: dict[str, list[Sample]] = {}
-    for _, sample in read_json_lines(file):
+    for line, sample in read_json_lines(file):
+        named = sample.get("metrics")
+        if isinstance(named, list) and (lost := [one for one in named if one not in sample]):
+            place = f"line {line} (doc_id {sample.get('doc_id')})"
+            raise UnreadableFileError.of(file, f"{place} has no {', '.join(map(str, lost))}")
         by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
     if not by_filter:
         raise UsageError(f"{file}: empty: the task has no documents")

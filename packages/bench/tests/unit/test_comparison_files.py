@@ -110,6 +110,14 @@ def test_two_models_with_equal_log_probabilities_may_be_one_run(
     assert ("a response cache" in str(task and task.problem)) is is_refused
 
 
+def test_a_sample_without_a_value_of_its_metric_is_named(tmp_path: Path) -> None:
+    lost = sample("choices", 1)
+    del lost["acc"]
+    folder = write(tmp_path, {"choices": [sample("choices", 0), lost]})
+    with pytest.raises(UsageError, match=r"\.jsonl: line 2 \(doc_id 1\) has no acc$"):
+        read_sides(folder, folder, {})
+
+
 def test_a_pass_says_what_was_tested() -> None:
     # Two tasks of 500 and 250 items without a change.
     side = evaluation(answered(400, 500), replace(answered(200, 250), name="more"))
