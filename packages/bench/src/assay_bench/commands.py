@@ -252,6 +252,7 @@ def run(  # noqa: PLR0913 - one for each option
     from assay_bench.tuning.records import require_decoder
 
     chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
+    run_tasks.require_task_files(chosen)
     if num_fewshot is not None:
         chosen = chosen.model_copy(update={"fewshot": num_fewshot})
     settings = run_tasks.Settings(
@@ -259,7 +260,7 @@ def run(  # noqa: PLR0913 - one for each option
         batch_size=run_tasks.parse_batch_size(batch_size),
         apply_chat_template=apply_chat_template,
         system_instruction=system_instruction,
-        gen_kwargs=run_tasks.parse_mapping("gen-kwargs", gen_kwargs or []),
+        gen_kwargs=run_tasks.parse_mapping("gen-kwargs", "KEY=VALUE", gen_kwargs or []),
     )
     remote_code = remote_code_of(trusted=trust_remote_code)
     backend = run_tasks.parse_backend(model_backend, model_args or [], processes, remote_code)
@@ -395,9 +396,9 @@ def compare(  # noqa: PLR0913 - one for each option
     for limit, (option, value) in given.items():
         validate_record(Terms, {limit: value}, option)
     metrics: dict[str, tuple[str, ...]] = {}
-    for place, name in parse_pairs("metric", metric or []):
+    for place, name in parse_pairs("metric", "TASK=METRIC", metric or []):
         metrics[place] = (*metrics.get(place, ()), name)
-    clusters = parse_mapping("cluster", cluster or [])
+    clusters = parse_mapping("cluster", "TASK=FIELD", cluster or [])
     was, now = read_sides(base, candidate, clusters, read_suite(suite).clusters if suite else None)
     terms, note = _choose_terms(was, now, suite)
     options = [option for option, _ in given.values()]
@@ -419,7 +420,8 @@ def accept(
     *,
     suite: _JudgingSuite = None,
     approved_by: Annotated[
-        str | None, Option("Who approves the baseline.", "NAME", group="Record")
+        str | None,
+        Option("Who approves the baseline. Default: not approved.", "NAME", group="Record"),
     ] = None,
     reason: Annotated[
         str | None,
@@ -441,7 +443,7 @@ def accept(
     terms, _ = _choose_terms(found, found, suite)
     outcome = "replaced" if baseline.is_file() else "accepted"
     path = accept_evaluation(found, baseline, terms, by=approved_by, reason=reason)
-    approval = "" if approved_by else "; approved by nobody: --approved-by NAME"
+    approval = "" if approved_by else ", not approved; to approve: --approved-by NAME"
     print_error(f"{outcome}: {format_count(len(found.tasks), 'task')}{approval}")
     print_text(path)
 

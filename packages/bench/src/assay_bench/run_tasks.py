@@ -236,6 +236,13 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
     return config
 
 
+def require_task_files(suite: TaskSuite) -> None:
+    """Raise UsageError for a task file of the suite that `load_task` refuses. Needs no lm-eval."""
+    for task in suite.tasks:
+        if task.endswith(_YAML):
+            load_task(task, Path())
+
+
 def _require_metrics(task: str, config: dict[str, Any]) -> None:
     """Raise UsageError for a metric that lm-eval would leave out without an error, or turn around."""
     kind, entries = config.get("output_type", "generate_until"), config.get("metric_list")
@@ -545,18 +552,21 @@ def _task_name(task: str, folder: Path) -> str:
     return name
 
 
-def parse_pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse the values NAME=VALUE of a repeatable option. Raises: UsageError."""
+def parse_pairs(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse the values of a repeatable option, with the form that its help shows, such as KEY=VALUE.
+
+    Raises: UsageError.
+    """
     for text in texts:
         if not all(text.partition("=")):
-            raise UsageError(f"--{option} {text}: expected NAME=VALUE")
+            raise UsageError(f"--{option} {text}: expected {form}")
     return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
 
 
-def parse_mapping(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse the values NAME=VALUE of a repeatable option, one for each name. Raises: UsageError."""
+def parse_mapping(option: str, form: str, texts: Sequence[str]) -> dict[str, str]:
+    """Parse the values of a repeatable option, one for each name. Raises: UsageError."""
     mapping: dict[str, str] = {}
-    for name, value in parse_pairs(option, texts):
+    for name, value in parse_pairs(option, form, texts):
         if name in mapping:
             raise UsageError(f"--{option} {name} is given twice")
         mapping[name] = value
@@ -587,13 +597,14 @@ def parse_backend(
                 "--model-args and --processes need --model-backend, such as --model-backend hf"
             )
         return None
-    pairs = parse_mapping("model-args", arguments)
+    pairs = parse_mapping("model-args", "KEY=VALUE", arguments)
     if "batch_size" in pairs:
         raise UsageError(
             f"--model-args batch_size={pairs['batch_size']}: --batch-size sets the batch size"
         )
-    if "pretrained" in pairs:
-        resolve_model(pairs["pretrained"])
+    for key in _MODEL_KEYS:
+        if key in pairs:
+            resolve_model(pairs[key])
     if processes > 1 and pairs.get("device", "").startswith("cpu"):
         raise UsageError(
             "--processes needs accelerators: on a CPU, `accelerate launch` always starts one process"

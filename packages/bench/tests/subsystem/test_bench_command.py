@@ -111,6 +111,9 @@ def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     assert accepted.returncode == 0, accepted.stderr
     assert "accepted: 2 tasks\n" in accepted.stderr
 
+    again = assay("accept", str(runs / "trained"), str(baseline), "--reason", "not approved yet")
+    assert "replaced: 2 tasks, not approved; to approve: --approved-by NAME\n" in again.stderr
+
     (runs / "trained" / "tasks" / "counting" / "done.json").unlink()
     code, _ = judged(
         *("run", "--suite", str(suite / "quick.toml"), "--limit", "60"),
@@ -188,7 +191,8 @@ def test_random_weights_do_not_pass_a_task_of_text_alone(tmp_path: Path) -> None
             ["compare", "a", "b", "--margin-nats", "-1"],
             "--margin-nats: log_probability: it must be",
         ),
-        (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected NAME=VALUE"),
+        (["compare", "a", "b", "--cluster", "a"], "--cluster a: expected TASK=FIELD"),
+        (["compare", "a", "b", "--metric", "acc"], "--metric acc: expected TASK=METRIC"),
     ],
 )
 def test_usage_error_exits_with_2_and_one_message(
@@ -198,4 +202,5 @@ def test_usage_error_exits_with_2_and_one_message(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}"), done.stderr
+    assert "evaluation" not in done.stderr or "nosuchtask" in message  # without a process
     assert not (tmp_path / "run").exists()  # can be used again

@@ -30,6 +30,7 @@ from assay_bench.run_tasks import (
     parse_backend,
     parse_batch_size,
     read_suite,
+    require_task_files,
     run_command_line,
     task_folder,
 )
@@ -298,10 +299,11 @@ def test_documents_of_a_task_file_are_found_from_any_folder(
         (None, ["a=b"], 1, "--model-args and --processes need --model-backend"),
         (None, [], 2, "--model-args and --processes need --model-backend"),
         ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
-        ("hf", ["pretrained"], 1, "--model-args pretrained: expected NAME=VALUE"),
+        ("hf", ["pretrained"], 1, "--model-args pretrained: expected KEY=VALUE"),
         ("hf", ["dtype=auto", "dtype=auto"], 1, "--model-args dtype is given twice"),
         ("hf", ["batch_size=16"], 1, "batch_size=16: --batch-size sets the batch size"),
         ("hf", ["pretrained=./absent"], 1, "model './absent': no such folder"),
+        ("hf", ["pretrained=a/b", "peft=./absent"], 1, "model './absent': no such folder"),
     ],
 )
 def test_useless_arguments_are_refused(
@@ -309,6 +311,14 @@ def test_useless_arguments_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         parse_backend(name, arguments, processes)
+
+
+def test_a_task_file_is_refused_before_lm_eval_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "quick.toml").write_text('tasks = ["mmlu", "cloze", "absent.yaml"]')
+    with pytest.raises(UsageError, match=r"absent\.yaml: cannot be read: No such file"):
+        require_task_files(read_suite(str(tmp_path / "quick.toml")))
+    require_task_files(TaskSuite(tasks=["mmlu", "cloze"]))
+    assert [file.name for file in tmp_path.iterdir()] == ["quick.toml"]
 
 
 def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:
