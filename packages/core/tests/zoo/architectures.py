@@ -172,19 +172,50 @@ def _reductions(config_class: type[Any]) -> Iterator[dict[str, Any]]:
     reduced = reduce_settings(config_class)
     yield reduced
     yield {**reduced, "pad_token_id": 0}  # some have none, and need it
-    # Two layers may lack a kind of layer that the code expects.
-    yield _with_numbers(reduced, _LAYERS, 4)
+    # Two layers may lack a kind of layer that the code expects, or a second one with the same weights.
+    for num_layers in (4, 6):
+        yield _with_numbers(reduced, _LAYERS, num_layers)
     first, *_ = getattr(config_class(), "layer_types", None) or ["full_attention"]
     yield {**reduced, "layer_types": [first, "full_attention"]}
     yield {**reduced, "attn_layer_indices": [1]}
     yield _with_numbers(reduced, _KV_HEADS, 4)  # latent attention has as many as queries
     yield {**reduced, "num_heads": 8}  # of a state that is twice as wide
     yield {name: one for name, one in reduced.items() if not name.endswith(("head_dim", "heads"))}
+    related = _keep_relations(config_class(), reduced)
+    yield related
+    yield _with_numbers(related, _LAYERS, 6)
+    kinds = [*dict.fromkeys(getattr(config_class(), "layer_types", None) or [])]
+    name_of_kinds = config_class.attribute_map.get("layer_types", "layer_types")
+    yield {**_with_numbers(related, _LAYERS, 2 * len(kinds)), name_of_kinds: 2 * kinds}
     for divisor in (8, 2):
-        yield _divide_widths(config_class().to_dict(), divisor)
+        divided = _divide_widths(config_class().to_dict(), divisor)
+        yield divided
+        yield _with_numbers(divided, _LAYERS, 2)
     kept = r"vocab_size|.*layers|n_layer|.*_token_id|.*_config"
     yield {name: one for name, one in reduced.items() if re.fullmatch(kept, name)}
     yield {}
+
+
+def _keep_relations(config: Any, reduced: dict[str, Any]) -> dict[str, Any]:
+    """Return reduced settings whose widths are the multiples of the hidden size that they were.
+
+    Those that the class derives from others, and has as None by default, are left to it.
+    """
+    whole, fields = config.to_dict(), getattr(config, "__dataclass_fields__", {})
+    unit, hidden = (
+        one.get("hidden_size") or one.get("vision_config", {}).get("hidden_size")
+        for one in (whole, reduced)
+    )
+    kept: dict[str, Any] = {}
+    for name, value in reduced.items():
+        part = vars(config).get(name)
+        if hasattr(part, "to_dict"):
+            kept[name] = _keep_relations(part, value)
+        elif type(value) is int and hidden and _WIDTHS.fullmatch(name) and not whole[name] % unit:
+            kept[name] = whole[name] // unit * hidden
+        elif name not in fields or fields[name].default is not None or _TOKENS.fullmatch(name):
+            kept[name] = value
+    return kept
 
 
 def _divide_widths(settings: dict[str, Any], divisor: int) -> dict[str, Any]:
@@ -211,7 +242,7 @@ def _with_numbers(settings: dict[str, Any], names: re.Pattern[str], number: int)
         name: _with_numbers(one, names, number)
         if isinstance(one, dict)
         else number
-        if names.fullmatch(name) and type(one) is int
+        if type(one) is int and names.fullmatch(str(name))
         else one
         for name, one in settings.items()
     }
