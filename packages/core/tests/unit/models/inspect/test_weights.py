@@ -21,6 +21,7 @@ from assay.models.inspect.inspection import inspect_changes, inspect_load
 from assay.models.inspect.report import LoadReport
 from assay.models.inspect.weights import is_cast_of, measure_difference
 from assay.models.stored_tensors import same_bits
+from assay.models.tensor_sources import TensorSource, UnknownFormError, value_in_form
 from assay.models.transformers_calls import quiet_transformers
 
 EditTensors = Callable[[Mapping[str, torch.Tensor | None]], None]
@@ -89,6 +90,16 @@ def test_architectures_have_no_finding(model_type: str, tmp_path: Path) -> None:
     assert report.keys == []
     assert report == LoadReport(compared=report.compared, num_keys=report.num_keys)
     assert report.compared >= len(model.state_dict())
+
+
+def test_whole_number_that_is_held_as_a_float_is_compared_and_a_tensor_of_them_is_not() -> None:
+    count = TensorSource("norm.num_batches_tracked", lambda: torch.tensor(3))
+    codes = TensorSource("weight", lambda: torch.ones(4, dtype=torch.int8))
+
+    assert is_cast_of(torch.tensor(3.0), value_in_form(count, torch.tensor(3.0)))
+    assert not is_cast_of(torch.tensor(2.0), value_in_form(count, torch.tensor(2.0)))
+    with pytest.raises(UnknownFormError, match="stored as int8"):
+        value_in_form(codes, torch.ones(4))
 
 
 def test_weight_that_is_drawn_anew_in_every_load_is_named(
