@@ -219,8 +219,10 @@ def limits_of(model: _Model) -> ModelLimits:
     )
 
 
-def _sliding_window(config: object) -> int | None:
-    window = getattr(config, "sliding_window", None)
+def _sliding_window(config: Any) -> int | None:  # noqa: ANN401 - of any model
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    windows = (getattr(one, "sliding_window", None) for one in layers)
+    window = min((one for one in windows if one is not None), default=None)
     layer_types = getattr(config, "layer_types", None)
     has_windows = layer_types is None or "sliding_attention" in layer_types
     if window is None or not has_windows or getattr(config, "use_sliding_window", True) is False:

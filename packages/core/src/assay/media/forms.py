@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -297,11 +298,12 @@ def _likely_sounds(
     masks = [
         name for name in arguments if name.endswith(("feature_attention_mask", "features_mask"))
     ]
-    for is_wide in (True, False):
+    # The mask of some has the length of the features, and is made without one.
+    for is_wide, names in product((True, False), (masks, []) if masks else ([],)):
         sounds = []
         for part in (length, 2 * length // 3):
             shapes = [(1, width, one) if is_wide else (1, one, width) for one in (length, part)]
-            mask = [Media(name, (1, length), numbers=(1,), extent=(1, part)) for name in masks]
+            mask = [Media(name, (1, length), numbers=(1,), extent=(1, part)) for name in names]
             sounds.append((Media(SOUND, shapes[0], extent=shapes[1]), *mask))
         yield sounds
 

@@ -94,6 +94,21 @@ def test_window_counts_where_a_layer_uses_it(
     assert limits_of(Model(SimpleNamespace(**settings))).sliding_window == window
 
 
+class ConfigOfLayers(SimpleNamespace):
+    """A configuration whose layers have different windows, and which refuses to name one for all."""
+
+    is_heterogeneous = True
+    per_layer_config = tuple(SimpleNamespace(sliding_window=one) for one in (256, None, 64))
+
+    @property
+    def sliding_window(self) -> int:
+        raise RuntimeError("'sliding_window' is a per-layer attribute")
+
+
+def test_window_of_different_layers_is_the_shortest() -> None:
+    assert limits_of(Model(ConfigOfLayers())).sliding_window == 64
+
+
 def test_other_limits_are_those_of_the_model() -> None:
     limits = limits_of(Model(max_positions=None, can_generate=False))
     assert (limits.vocab_size, limits.max_positions) == (260, None)
