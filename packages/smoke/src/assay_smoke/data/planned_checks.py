@@ -258,18 +258,18 @@ def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
 
 def plan_checks(request: DataRequest, answer: DataAnswer) -> list[PlannedCheck]:
     """Return all checks in the order of the levels, with what is left out in `answer`."""
+    # A wrong name is reported before the tokenizer is loaded.
+    own = {option: cast("Any", load_object(code)) for option, code in request.own_code.items()}
+    model = None if request.model is None else open_tokenizer(request.model, request.remote_code)
     if request.is_of_libraries:
         found = [*_library_checks(answer)]
     else:
-        model = None
-        if request.model is not None:
-            model = open_tokenizer(request.model, request.remote_code)
-        found = [*_chat_checks(request, model, answer), *_own_checks(request, model)]
+        found = [*_chat_checks(request, own, model, answer), *_own_checks(request, own, model)]
     return sorted(found, key=lambda check: LEVELS.index(check.level))
 
 
 def _chat_checks(
-    request: DataRequest, model: ModelTokenizer | None, answer: DataAnswer
+    request: DataRequest, own: Mapping[str, Any], model: ModelTokenizer | None, answer: DataAnswer
 ) -> Iterator[PlannedCheck]:
     code = request.own_code.get("render")
     tokenizers = [model.tokenizer] if model else micro_tokenizers()
@@ -283,7 +283,7 @@ def _chat_checks(
     elif code is None:
         return
     subject = Subject(code or f"chat template of {request.model}")
-    render = render_by_template if code is None else cast("Render", load_object(code))
+    render: Render = own.get("render", render_by_template)
     chat = partial(check_chat, subject, render, tokenizers, eos_token_ids, request.truncation)
     yield PlannedCheck("chat", subject.name, chat)
     if code is None and not marks_assistant(tokenizers[0]):
@@ -295,8 +295,9 @@ def _chat_checks(
     yield PlannedCheck("labels", subject.name, partial(check_labels, subject, render, tokenizers))
 
 
-def _own_checks(request: DataRequest, model: ModelTokenizer | None) -> Iterator[PlannedCheck]:
-    own = {name: cast("Any", load_object(file)) for name, file in request.own_code.items()}
+def _own_checks(
+    request: DataRequest, own: Mapping[str, Any], model: ModelTokenizer | None
+) -> Iterator[PlannedCheck]:
     batching = ([model.tokenizer] if model else padding_tokenizers(), request.features)
     planned: list[tuple[str, DataLevel, Any, tuple[Any, ...]]] = [
         ("collator", "collator", check_padding, batching),

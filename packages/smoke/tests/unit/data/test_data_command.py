@@ -394,6 +394,14 @@ def test_a_micro_model_has_nothing_to_check() -> None:
         plan_checks(DataRequest(model="micro:llama"), DataAnswer())
 
 
+def test_a_wrong_name_is_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text("globals()['right'] = print\n")  # only running it shows its names
+    request = DataRequest(model="micro:llama", own_code={"collator": f"{code}:wrong"})
+    with pytest.raises(UsageError, match="wrong is not a function or class of"):
+        plan_checks(request, DataAnswer())
+
+
 def test_a_template_that_reads_parts_gets_parts() -> None:
     tokenizer = micro_tokenizer()
     tokenizer.chat_template = (
