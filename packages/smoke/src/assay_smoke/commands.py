@@ -245,6 +245,7 @@ def run(  # noqa: PLR0913 - one for each option
         SessionOptions,
         describe_extent,
         describe_outcomes,
+        external_item,
         run_session,
     )
 
@@ -265,7 +266,8 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
-        if tomls := find_files(options.names):
+        judged = {case.name for case in report.cases if not case.error}
+        if tomls := [one for one in find_files(options.names) if external_item(one).name in judged]:
             print_text(describe_unjudged(map(read_library, tomls)))
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)

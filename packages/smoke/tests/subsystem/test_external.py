@@ -441,6 +441,7 @@ def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
     assert ended.value.code == 2
     said = "".join(capsys.readouterr())
     assert said.count(words.replace("PORT", port)) == 1
+    assert "not judged: what all runs" not in said
     assert "Traceback" not in said.partition("Its last lines")[0]
 
 
