@@ -29,6 +29,11 @@ NEAR = {"a": torch.tensor([3.0, 4.001])}
 MIDDLE = {"a": torch.tensor([3.0, 3.0])}
 WHOLE = [4.0, 3.0, 2.0, 1.0]
 
+CHECK = "`assay smoke data --accumulation` checks the divisor."
+PADDING = "Or is padding not masked? `assay smoke data --collator` checks it."
+UPDATE = "the update depends on the split, such as by clipping, the optimizer or the applied learning rate"
+FIRST = "No update between steps precedes this loss: its rows, what the step computes of them or the logged mean depends on the split. Are rows missing, or losses not divided? Is it a mean of means over unequal token counts?"
+
 
 def test_steps_that_agree_by_luck_are_no_measure() -> None:
     # The repeated run differs in the second step alone, and not in those that were resumed.
@@ -228,7 +233,7 @@ def test_a_smaller_norm_is_no_lost_gradient_if_its_rows_are_read_otherwise() -> 
     found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
     assert found is not None
     assert "lost?" not in found[2]
-    assert "Are rows missing? Is it a mean of means" in found[2]
+    assert "Are rows missing, or losses not divided? Is it a mean of means" in found[2]
     assert found[2].endswith(PADDING)
 
 
@@ -269,7 +274,7 @@ NORMS_AGREE = {"grad_norm": 2.00001, "learning_rate": 0.1}
         ([4.0, 3.0, 2.5], NORMS_AGREE, [0.1, 0.2, 0.3], "The learning rate of step 2 is 0.1, and 0.2: the schedule", "clipping"),
         ([4.0, 3.5, 2.0], NORMS_AGREE, [0.1, 0.2, 0.3], "or weights differ between ranks", "schedule"),
         # Gradients agree, so the logged value alone is wrong.
-        ([4.5, 3.0, 2.0], NORMS_AGREE, [0.1] * 3, "not the mean over all rows, or weights change within", "its rows"),
+        ([4.5, 3.0, 2.0], NORMS_AGREE, [0.1] * 3, "The logged loss is not the mean over all rows.", "its rows"),
         ([4.5, 3.0, 2.0], {}, [None] * 3, "Do all ranks read the same rows?", "clipping"),
         ([4.0, float("nan"), 2.0], NORMS_AGREE, [0.1] * 3, "One of them is not finite", "clipping"),
     ],
@@ -290,11 +295,6 @@ def test_a_cause_is_only_named_if_the_log_does_not_explain_the_difference(
     assert absent not in found[2]
 
 
-CHECK = "`assay smoke data --accumulation` checks the divisor."
-PADDING = "Or is padding not masked? `assay smoke data --collator` checks it."
-UPDATE = "the update depends on the split, such as by clipping, the optimizer or the applied learning rate"
-
-
 @pytest.mark.parametrize(
     ("losses", "norms", "words"),
     [
@@ -303,9 +303,7 @@ UPDATE = "the update depends on the split, such as by clipping, the optimizer or
             [(1.878, 1.766)],
             (
                 "The norm of the gradient of step 1 agrees within the bfloat16 limit of 0.19 (1.878, 1.766), which is too"
-                " wide to exclude the gradient. No update between steps precedes it: its rows, what the step computes of"
-                " them or the logged mean depends on the split. Are rows missing? Is it a mean of means over unequal token"
-                f" counts? {CHECK} {PADDING}"
+                f" wide to exclude the gradient. {FIRST} {CHECK} {PADDING}"
             ),
         ),
         (
@@ -338,6 +336,49 @@ def test_a_wide_limit_does_not_exclude_the_divisor(
     found = _Difference(expected, actual, 0.0, len(losses), quotients).describe("bfloat16")
     assert found is not None
     assert found[2].endswith(f"from rounding in bfloat16. {words}")
+
+
+# Losses and norms of train.py with a mean of means in float32, measured with micro:llama.
+MEANS = [(6.40842247, 6.40718699), (5.53678894, 5.66876125), (6.16712856, 7.36073303)]
+TOKENS = [(6.42559242, 6.41159296), (5.56321383, 5.82520723), (6.15691614, 7.44931459)]
+NEAR_LIMIT = "The norm of the gradient of step 1 agrees within the float32 limit of 0.00073 (6.40718699, 6.41159296), which is too wide to exclude the gradient. "
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "norm", "apart", "words"),
+    [
+        (3, 6.41159296, 0.0, f"{NEAR_LIMIT}The norm of the gradient of step 2 is 5.66876125, and 5.82520723. {FIRST} {CHECK} {PADDING}"),
+        (1, 6.41159296, 0.0, f"{NEAR_LIMIT}{FIRST} {CHECK} {PADDING}"),  # near its limit
+        (1, 6.407187, 0.1, f"(6.40718699, 6.407187). {FIRST} {CHECK} {PADDING}"),  # weights differ
+        (1, 6.407187, 0.0, "(6.40718699, 6.407187). The logged loss is not the mean over all rows."),
+    ],
+)  # fmt: skip
+def test_the_logged_loss_alone_is_wrong_only_if_all_else_agrees(
+    num_steps: int, norm: float, apart: float, words: str
+) -> None:
+    expected, actual = (
+        [LoggedStep(step, loss, grad_norm=one) for step, (loss, one) in enumerate(values, 1)]
+        for values in (MEANS[:num_steps], [(TOKENS[0][0], norm), *TOKENS[1:num_steps]])
+    )
+    quotients = _compare_splits({"accumulation": 1}, {"accumulation": 2})
+    found = _Difference(expected, actual, apart, num_steps, quotients).describe("float32")
+    assert found is not None
+    assert found[2].endswith(words)
+
+
+def test_the_same_rows_on_all_ranks_are_no_summed_gradient() -> None:
+    # Measured with micro:llama on two ranks.
+    quotients = _compare_splits({"ranks": 1, "accumulation": 1}, {"ranks": 2, "accumulation": 2})
+    expected, actual = (
+        [LoggedStep(1, loss, grad_norm=norm)]
+        for loss, norm in ((5.84847784, 8.44128704), (6.50608778, 5.56513691))
+    )
+    found = _Difference(expected, actual, 0.0, 1, quotients).describe("float32")
+    assert found is not None
+    assert found[3] is None
+    assert "summed" not in found[2]
+    rows = "Do all ranks read the same rows? `assay smoke data --sampler` checks it."
+    assert found[2].endswith(f"{FIRST} {CHECK} {PADDING} {rows}")
 
 
 def test_values_that_are_not_finite_in_both_runs_agree() -> None:
