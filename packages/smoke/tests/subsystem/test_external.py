@@ -301,7 +301,7 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
         (
             "adapter empty",
             "updates",
-            "1 of 1 lora_B are zero, as before training, so the adapter changes nothing there: ",
+            "1 of 1 lora_B are zero: they do not train, or are not saved: ",
         ),
         ("adapter without tensors", "checkpoint", "lacks 2 of 2 tensors of its adapter"),
     ],

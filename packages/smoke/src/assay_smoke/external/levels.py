@@ -217,27 +217,34 @@ def judge_updates(cycle: Cycle) -> LevelResult:
     last = cycle.last
     if last is None or not last.hashes:
         return not_run("the last checkpoint is absent or incomplete", unchecked=True)
-    if reason := _find_nothing_learned(cycle):
+    is_adapter = cycle.library.checkpoints.kind == "adapter"
+    zero = [name for name in last.zero if is_adapter and _STARTS_AT_ZERO in name]
+    if reason := _find_nothing_learned(cycle, zero):
         at = Location(phase="backward", step=cycle.library.steps)
         return failed(len(last.hashes), reason, "frozen-parameters", at)
-    if cycle.library.checkpoints.kind == "adapter":
-        return _judge_adapter(cycle, last)
-    frozen: set[str] = set()
-    for pattern in cycle.library.frozen:
-        frozen |= {*fnmatch.filter(last.hashes, pattern)}
-    start = cycle.start.hashes if cycle.start is not None else {}
-    if other := sorted(last.hashes.keys() ^ start.keys()):
+    if zero:
+        total = sum(_STARTS_AT_ZERO in name for name in last.hashes)
+        words = f"of {total} {_STARTS_AT_ZERO} are zero: they do not train, or are not saved"
+        return failed_update(len(last.hashes), zero, words, "adapter-mismatch", step=last.step)
+    frozen = {one for glob in cycle.library.frozen for one in fnmatch.filter(last.hashes, glob)}
+    start = min(cycle.saved.items())[1] if is_adapter else cycle.start or SavedModel(0)
+    if not is_adapter and (other := sorted(last.hashes.keys() ^ start.hashes.keys())):
         reason = f"parameters differ from the model's: {name_some(other)}"
         return failed(len(last.hashes), reason, "weight-mismatch")
-    found = _find_wrong_movement(last, start, frozen, "tensors outside of `frozen`")
+    trained = last.hashes.keys() - frozen
+    what = "tensors of the adapter" if is_adapter else "tensors outside of `frozen`"
+    found = find_wrong_movement(
+        start.hashes,
+        last.hashes,
+        (trained, f"of {len(trained)} {what}"),
+        (frozen, f"of {len(frozen)} frozen tensors"),
+        lambda _: {"step": last.step},
+    )
     return found or passed(len(last.hashes), frozen=len(frozen))
 
 
-def _find_nothing_learned(cycle: Cycle) -> str | None:
-    """Describe losses or weights of a run that learns nothing, or None.
-
-    Most losses are equal in all logged digits, or weights only shrink.
-    """
+def _find_nothing_learned(cycle: Cycle, zero: Sequence[str]) -> str | None:
+    """Describe equal losses, or weights that only shrink although no `lora_B` is `zero`; or return None."""
     losses = cycle.uninterrupted.values
     value, num_equal = Counter(losses).most_common(1)[0] if losses else (0.0, 0)
     is_exact = value == 0 or unit_in_log(value, losses) <= _PRECISE * abs(value)
@@ -247,37 +254,13 @@ def _find_nothing_learned(cycle: Cycle) -> str | None:
             " not depend on the model and the batch. Does any label remain in them?"
         )
     shrunk = [step for step, one in cycle.saved.items() if one.only_shrunk]
-    if not shrunk:
+    if zero or not shrunk:
         return None
     before = max((step for step in cycle.saved if step < shrunk[0]), default=0)
     return (
         f"from step {before} to step {shrunk[0]}, no element of any tensor grew: weight decay alone"
         " moves them, and all gradients are zero"
     )
-
-
-def _find_wrong_movement(
-    last: SavedModel, start: Mapping[str, str], frozen: set[str], what: str
-) -> LevelResult | None:
-    trained = last.hashes.keys() - frozen
-    return find_wrong_movement(
-        start,
-        last.hashes,
-        (trained, f"of {len(trained)} {what}"),
-        (frozen, f"of {len(frozen)} frozen tensors"),
-        lambda _: {"step": last.step},
-    )
-
-
-def _judge_adapter(cycle: Cycle, last: SavedModel) -> LevelResult:
-    compared = len(last.hashes)
-    if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
-        total = sum(_STARTS_AT_ZERO in name for name in last.hashes)
-        words = f"of {total} {_STARTS_AT_ZERO} are zero, as before training, so the adapter changes nothing there"
-        return failed_update(compared, empty, words, "adapter-mismatch", step=last.step)
-    first = min(cycle.saved.items())[1]
-    found = _find_wrong_movement(last, first.hashes, set(), "tensors of the adapter")
-    return found or passed(compared)
 
 
 def judge_first_save(cycle: Cycle) -> LevelResult:

@@ -16,6 +16,7 @@ from assay_smoke.external.levels import (
     judge_learning_rates,
     judge_losses,
     judge_memory,
+    judge_updates,
 )
 from assay_smoke.external.runs import Cycle, SavedModel
 from assay_smoke.external.watched_run import LoggedStep, Run
@@ -86,6 +87,29 @@ def test_a_wrong_checkpoint_fails_with_its_step(saved: list[SavedModel], reason:
 def test_a_run_that_changes_the_initial_model_fails() -> None:
     reason = "files in the folder of {model} changed: config.json"
     assert judge(FIRST, SECOND, changed_files=["config.json"]) == reason
+
+
+@pytest.mark.parametrize(
+    ("zero", "reason"),
+    [
+        (["a.lora_B", "b.lora_B"], "2 of 2 lora_B are zero: they do not train, or are not saved: a.lora_B, b.lora_B"),
+        (["b.lora_B"], "1 of 2 lora_B are zero: they do not train, or are not saved: b.lora_B"),
+        ([], "from step 0 to step 2, no element of any tensor grew: weight decay alone moves them, and all gradients are zero"),
+    ],
+)  # fmt: skip
+def test_an_adapter_whose_second_matrices_are_zero_does_not_train(
+    zero: list[str], reason: str
+) -> None:
+    hashes = dict.fromkeys(("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B"), "11")
+    last = SavedModel(2, hashes, zero=tuple(zero), only_shrunk=True)
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(steps=2, checkpoints=SimpleNamespace(kind="adapter")),
+        uninterrupted=SimpleNamespace(values=[2.5, 2.25]),
+        saved={2: last},
+        last=last,
+    )
+    level = judge_updates(cycle).level
+    assert (level.verdict, level.reason) == (Outcome.FAIL, reason)
 
 
 @pytest.mark.parametrize("has_steps", [True, False])
