@@ -17,6 +17,7 @@ from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke import machine
 from assay_smoke.external.levels import run_external
+from assay_smoke.session.command import reason_of
 from assay_smoke.timelines import phases_of
 
 TOY = Path(__file__).parents[1] / "toy_training.py"
@@ -144,6 +145,21 @@ def test_a_resumed_run_that_fails_by_an_old_model_says_so(tmp_path: Path) -> Non
     assert verdict.location is not None
     assert verdict.location.step == 1
     assert "saved models are one step old" in str(verdict.levels["first-save"].reason)
+
+
+def test_a_resumed_run_that_fails_by_a_model_that_may_be_old_says_so(tmp_path: Path) -> None:
+    verdict = run(tmp_path, "resumes a model one step old")
+
+    assert failed_levels(verdict) == ["resume"]
+    first, *next_steps = str(reason_of(verdict)).splitlines()
+    assert "weights or random numbers differ)" in first
+    assert (
+        "; first-save: the checkpoint of step 1 holds the initial model: saved models are one"
+        in first
+    )
+    assert first.endswith("Missing: `precision`")
+    assert next_steps == [f"next: {verdict.next_steps[0]}"]
+    assert str(verdict.next_steps[0]).startswith("from step 5 on, print the numbers of the rows,")
 
 
 def test_a_first_step_that_a_loss_scale_may_skip_is_no_pass(tmp_path: Path) -> None:
@@ -293,6 +309,7 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
     assert "although two uninterrupted runs are equal; the last checkpoints differ by" in reason
     assert verdict.diagnosis == "checkpoint-mismatch"
     assert verdict.location == Location(phase="checkpoint", step=4)
+    assert str(verdict.next_steps[0]).startswith("from step 5 on, print the numbers of the rows,")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def judge_checkpoints(cycle: Cycle) -> LevelResult:
     compared = sum(len(one.hashes) for one in cycle.saved.values())
     for step, reason, facts in _find_wrong_checkpoints(cycle):
         return failed_checkpoint(step, compared, reason, **facts)
-    return passed(compared, steps=list(cycle.saved))
+    return passed(compared, steps=list(cycle.saved), reason=cycle.narrowing or None)
 
 
 def _find_wrong_checkpoints(cycle: Cycle) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -363,7 +363,10 @@ def _peak(uses: Iterable[MemoryUse]) -> int:
 def _notes_on(cycle: Cycle, found: Mapping[str, LevelResult]) -> Iterator[str]:
     """Yield notes on unchecked levels, memory and nondeterminism."""
     for name, one in found.items():
-        if (one.level.model_extra or {}).get("unchecked"):
+        is_noted = one.level.verdict is Outcome.PASS or (one.level.model_extra or {}).get(
+            "unchecked"
+        )
+        if is_noted and one.level.reason:
             yield f"{name}: {one.level.reason}"
     most = max(cycle.runs, key=lambda run: run.host.peak_bytes)
     yield f"host memory of the {most.name} run: {most.host}"
@@ -444,6 +447,10 @@ def _judge(cycle: Cycle, toml: Path) -> Verdict:
     found = {name: _LEVELS[name][0](cycle) for name in order}
     decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
     found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle)
+    resumed, old = found[_EXPLAINED].level, found[_LAST].level
+    if resumed.verdict is Outcome.FAIL and not (decided or found[_LAST].is_failed) and old.reason:
+        update = {"reason": f"{resumed.reason}; {_LAST}: {old.reason}"}
+        found[_EXPLAINED].level = resumed.model_copy(update=update)
     found[_END] = judge_ends(cycle)
     found = {name: found[name] for name in _LEVELS}
     for name, one in found.items():
@@ -473,5 +480,6 @@ def _judge(cycle: Cycle, toml: Path) -> Verdict:
             "launch": cycle.library.launch,
         },
         notes=_notes_on(cycle, found),
+        next_steps=((first and first.level.model_extra) or {}).get("next", []),
         **numbers,
     )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from itertools import count
+from itertools import count, islice
 from math import exp, floor, inf, isfinite, log, log10, sqrt
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,17 @@ from assay.judge.wording import format_number
 from assay.sites import Phase
 from assay.statistics import Statistic
 from assay.training.judging.free_run import relative_error_of_losses
-from assay.verdicts import Diagnosis, Location, Measurement, Ratio
+from assay.verdicts import Diagnosis, Location, Measurement, NextStep, Ratio
 from assay_smoke.external.runs import (
     Cycle,
     SavedModel,
     Spread,
     checkpoints_of,
     copy_until,
+    dtypes_by_digits,
     find_split_dependence,
     is_complete,
     load_tensors,
-    narrowest_dtype,
     read_tensors,
 )
 from assay_smoke.external.watched_run import LoggedStep, Run
@@ -41,6 +41,14 @@ _MOST_ALLOWED = 0.25
 
 # Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
 _LOGGED = 2.0**-23
+
+_OUTSIDE = (
+    "; does anything outside of the adapter train? peft saves only what `modules_to_save` names"
+)
+_NEXT = (
+    "from step {} on, print the numbers of the rows, norms of weights and moments, and states of random numbers in"
+    " both runs. The first that differs was not restored"
+)
 
 
 def judge_resumption(cycle: Cycle) -> LevelResult:
@@ -107,7 +115,9 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
     elif difference := _first_other_loss(cycle, run) or _other_tensors(end, last):
         differs, spread = _measure_spread(cycle, run, begin)
         cycle.spreads[level] = spread
-        diagnosis = _diagnose(cycle, run)
+        # If the first loss agrees, weights and rows are right. If not, other rows would explain it, too.
+        agrees = any(is_same(*pair[1:]) for pair in islice(_paired_losses(cycle, run), 1))
+        diagnosis: Diagnosis | None = "checkpoint-mismatch" if agrees else None
         if differs:
             found = _judge_spread(spread, first, compared, difference, diagnosis)
         else:
@@ -115,6 +125,9 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
                 difference += ", although two uninterrupted runs are equal"
             difference += _describe_ends(cycle, run, begin)
             found = failed_checkpoint(first, compared, difference, diagnosis=diagnosis)
+        if found.is_failed:
+            update = {"next": [NextStep(_NEXT.format(first + 1))]}
+            found.level = found.level.model_copy(update=update)
     else:
         found = passed(compared, from_step=first, bitwise=True)
     unequal, limit = (math.inf, 0.0) if spread is None else (math.nan, None)
@@ -223,15 +236,6 @@ def _judge_spread(
     return passed(compared, from_step=first, bitwise=False)
 
 
-def _diagnose(cycle: Cycle, run: Run) -> Diagnosis | None:
-    """Return checkpoint-mismatch if the first loss agrees: weights and rows are right, and other state is not.
-
-    If it differs, other rows would explain it, too.
-    """
-    first = next(_paired_losses(cycle, run), None)
-    return "checkpoint-mismatch" if first is not None and is_same(*first[1:]) else None
-
-
 def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     """Describe the first loss of a resumed run that differs, or return None."""
     pairs = _paired_losses(cycle, run)
@@ -245,6 +249,8 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     if step == run.first_step + 1:  # no learning rate has changed it yet
         cause = "no step precedes it since the resume: its rows, weights or random numbers differ"
         cause += "; its learning rates differ, too" * has_other_rates
+        cause += f"; {cycle.narrowing}" * bool(cycle.narrowing)
+        cause += _OUTSIDE * (cycle.library.checkpoints.kind == "adapter")
     elif has_other_rates:
         cause = "its learning rates differ"
     else:
@@ -524,7 +530,7 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
         problem = problem or "it wrote no last checkpoint"
         return not_compared(f"the equivalent launch: {problem} ({split})")
     expected = read_tensors(run, folder)
-    dtype = narrowest_dtype(expected)
+    dtype = dtypes_by_digits(expected)[-1]
     if library.checkpoints.kind == "adapter":  # begins at random
         base = read_tensors(run, min(checkpoints_of(first).items())[1])
     else:

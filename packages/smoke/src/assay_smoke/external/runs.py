@@ -51,6 +51,8 @@ class SavedModel:
     """Tensors whose elements are all zero."""
     only_shrunk: bool = False
     """Since the checkpoint before, or the start, elements moved, all of them toward zero."""
+    dtype: str = "float32"
+    """The floating dtype with the most digits."""
     problem: str | None = None
     """Why the checkpoint cannot be read. The other fields are then empty."""
 
@@ -154,6 +156,7 @@ def saved_of(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
         {name: hash_value(tensor) for name, tensor in tensors.items()},
         tuple(sorted(name for name, one in tensors.items() if not bool(one.isfinite().all()))),
         tuple(sorted(name for name, one in tensors.items() if not bool(one.any()))),
+        dtype=dtypes_by_digits(tensors)[0],
     )
 
 
@@ -177,10 +180,10 @@ def find_split_dependence(model: Path) -> str | None:
     return None
 
 
-def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Return the floating dtype with the fewest digits."""
+def dtypes_by_digits(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the floating dtypes, that with the most digits first; float32 without one."""
     names = {str(one.dtype).removeprefix("torch.") for one in tensors.values()} & FORMATS.keys()
-    return max(names, key=lambda name: FORMATS[name].unit_roundoff, default="float32")
+    return sorted(names or {"float32"}, key=lambda name: FORMATS[name].unit_roundoff)
 
 
 def load_tensors(model: Path, dtype: str) -> dict[str, Tensor]:
@@ -256,6 +259,15 @@ class Cycle:
     def last(self) -> SavedModel | None:
         """Return the last checkpoint of the uninterrupted run."""
         return self.saved.get(self.library.steps)
+
+    @property
+    def narrowing(self) -> str:
+        """Say that a checkpoint has fewer digits than `precision`; "" if none has."""
+        wide = self.library.precision
+        for one in self.saved.values():
+            if wide and FORMATS[one.dtype].unit_roundoff > FORMATS[wide].unit_roundoff:
+                return f"checkpoints are {one.dtype}, with fewer digits than `precision`, {wide}"
+        return ""
 
     @property
     def changed_files(self) -> list[str]:

@@ -101,7 +101,7 @@ class SessionReport(Record):
 
 
 def reason_of(verdict: Verdict) -> str | None:
-    """Return the reasons of failed levels, else of uncompared ones, or of an unchecked one in a PASS."""
+    """Return the reasons of failed levels and the next steps, else those of uncompared levels, or of an unchecked one."""
     facts = {name: level.model_extra or {} for name, level in verdict.levels.items()}
     for outcome in (Outcome.FAIL, Outcome.NOT_COMPARED):
         reasons = [
@@ -110,7 +110,7 @@ def reason_of(verdict: Verdict) -> str | None:
             if level.verdict is outcome
         ]
         if reasons:
-            return "\n".join(reasons)
+            return "\n".join([*reasons, *(f"next: {step}" for step in verdict.next_steps)])
     unchecked = (name for name, extra in facts.items() if extra.get("unchecked"))
     return next((f"{name}: {verdict.levels[name].reason}" for name in unchecked), None)
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from assay.judge.levels import not_run, passed
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.external import levels
 from assay_smoke.external.levels import (
+    _notes_on,
     describe_unjudged,
     judge_checkpoints,
     judge_first_save,
@@ -33,12 +35,15 @@ def judge(*saved: SavedModel, start: SavedModel | None = None, **facts: Any) -> 
         saved={one.step: one for one in saved},
         start=start,
         changed_files=[],
+        narrowing="checkpoints are narrow",
     )
     vars(cycle).update(facts)
     level = judge_checkpoints(cycle).level
     assert level.compared == sum(len(one.hashes) for one in saved)
-    assert (level.verdict is Outcome.FAIL) == (level.reason is not None)
-    return level.reason
+    if level.verdict is Outcome.FAIL:
+        return level.reason
+    assert (level.verdict, level.reason) == (Outcome.PASS, "checkpoints are narrow")
+    return None
 
 
 def test_whole_and_distinct_checkpoints_pass() -> None:
@@ -268,6 +273,22 @@ def test_the_schedule_is_judged_only_if_each_command_declares_its_rates() -> Non
         "the schedule (without `learning_rates`), the applied learning rate (at most"
         in describe_unjudged([declared, undeclared])
     )
+
+
+def test_notes_tell_what_a_pass_left_open() -> None:
+    run = SimpleNamespace(name="run", host=MemoryUse(0, 1, 0), on_device=None)
+    cycle: Any = SimpleNamespace(
+        runs=[run], spreads={}, library=SimpleNamespace(learning_rates=None)
+    )
+    found = {
+        "checkpoint": passed(1, reason="checkpoints are narrow"),
+        "updates": passed(1),
+        "equivalent": not_run("no other split", unchecked=True),
+        "memory": not_run("the library trains on the host"),
+    }
+    notes = [*_notes_on(cycle, found)]
+    assert notes[:2] == ["checkpoint: checkpoints are narrow", "equivalent: no other split"]
+    assert notes[2].startswith("host memory of the run run: ")
 
 
 MIB = 1 << 20

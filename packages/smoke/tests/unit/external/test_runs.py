@@ -1,14 +1,19 @@
 """Checkpoints found by the pattern of their paths."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from assay.runs import SilentProgress
 from assay_smoke.external.runs import (
+    Cycle,
     find_checkpoints,
     find_split_dependence,
     only_shrinks,
+    saved_of,
 )
 
 
@@ -80,3 +85,25 @@ def test_rounding_after_weight_decay_moves_no_element_away_from_zero(dtype: torc
         after.mul_(1 - 1e-2)
 
     assert only_shrinks({"a": after}, {"a": before})
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "precision", "note"),
+    [
+        (["bfloat16", "bfloat16"], "float32", "checkpoints are bfloat16, with fewer digits than `precision`, float32"),
+        (["float16", "bfloat16"], "float32", "checkpoints are float16, with fewer digits than `precision`, float32"),
+        (["float16", "bfloat16"], "float16", ""),
+        (["bfloat16", "float32"], "float32", ""),
+        (["bfloat16", "bfloat16"], "bfloat16", ""),
+        (["float32", "float32"], "bfloat16", ""),
+        (["bfloat16", "bfloat16"], None, ""),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_loses_digits_is_noted(
+    dtypes: list[str], precision: str | None, note: str
+) -> None:
+    tensors = {name: torch.ones(1, dtype=getattr(torch, name)) for name in dtypes}
+    tensors["position"] = torch.ones(1, dtype=torch.int64)
+    run: Any = SimpleNamespace(library=SimpleNamespace(precision=precision))
+    cycle = Cycle(run, SilentProgress(), saved={3: saved_of(3, tensors)})
+    assert cycle.narrowing == note
