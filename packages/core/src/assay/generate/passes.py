@@ -497,10 +497,14 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
 def find_contradiction(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor) -> str:
     """Compare the logits of generation steps with those of one call over the same text.
 
-    Returns: a note; "" if they agree, or if no call reads the whole text.
+    Returns: a note; "" if they agree, if no call reads the whole text, or if the model chooses keys by their
+        scores, as equal scores are chosen in any order.
     """
     loaded, batch = side.loaded, work.batch
-    if loaded.decoder_start or batch.holds_media or _rope_depends_on_length(loaded):
+    config: Any = loaded.config
+    chooses_keys = hasattr(config.get_text_config(decoder=True), "index_topk")
+    depends_on_length = chooses_keys or _rope_depends_on_length(loaded)
+    if loaded.decoder_start or batch.holds_media or depends_on_length:
         return ""
     with side.running(), suppress(OutputError):
         text_BNV = read_text(loaded, replace(batch, prefill_chunk=None), tokens_BN)

@@ -154,6 +154,21 @@ def test_model_that_computes_something_else_step_by_step_contradicts_itself(
     assert f"first at prompt 7, new token {first})" in note
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("index_topk", 2), ("rope_parameters", {"rope_type": "dynamic"})]
+)
+def test_model_whose_choices_or_positions_depend_on_the_length_is_not_compared(
+    side: Side, setting: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scale_single_tokens(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output * 1.01 if output.shape[1] == 1 else output
+
+    monkeypatch.setattr(side.loaded.config, setting, value, raising=False)
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(scale_single_tokens):
+        assert not contradiction_of(side, BATCH)
+
+
 def test_all_logits_of_a_text_are_read_where_the_model_asks_for_one(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
