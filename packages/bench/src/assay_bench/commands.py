@@ -252,7 +252,8 @@ def run(  # noqa: PLR0913 - one for each option
     from assay_bench.tuning.records import require_decoder
 
     chosen = run_tasks.TaskSuite(tasks=task) if task else run_tasks.read_suite(suite)
-    run_tasks.require_task_files(chosen)
+    for name in sorted({*chosen.tasks}.difference(run_tasks.TASKS)):
+        run_tasks.load_task(name, Path())  # refuses a task file
     if num_fewshot is not None:
         chosen = chosen.model_copy(update={"fewshot": num_fewshot})
     settings = run_tasks.Settings(

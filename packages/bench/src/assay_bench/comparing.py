@@ -15,14 +15,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from assay.errors import UsageError, name_some
+from assay.errors import UsageError
 from assay.files import validate_record
 from assay.verdicts import Outcome, Record, overall_outcome
 from assay_bench.paired_statistics import (
@@ -42,6 +41,7 @@ from assay_bench.results import (
     Score,
     TaskResult,
     clusters_of,
+    merge_texts,
     plain_name,
 )
 
@@ -121,7 +121,7 @@ def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
 
 
 def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
-    yield from _differing(base.asked, candidate.asked)
+    yield from _differing(base.asked, candidate.asked).values()
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
     if missing := len(ours.keys() - theirs.keys()):
         yield f"{missing} of the base's {len(ours)} documents are missing from the candidate"
@@ -133,15 +133,17 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
             yield f"{num_different} of {len(both)} {what} differ"
 
 
-def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
-    """Name each setting that differs, with both values around their first differing character."""
+def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, str]:
+    """Describe each setting that differs by its two values, around their first differing character."""
+    found = {}
     for name in sorted(base.keys() | candidate.keys()):
         if candidate.get(name) != base.get(name):
             texts = [repr(side.get(name)) for side in (candidate, base)]
             pairs = enumerate(zip(*texts, strict=False))
             start = next((place for place, (now, was) in pairs if now != was), 0) - _NUM_BEFORE
             now, was = (_cut(text, max(0, start)) for text in texts)
-            yield f"{name} is {now}, base {was}"
+            found[name] = f"{name} is {now}, base {was}"
+    return found
 
 
 def _cut(text: str, start: int) -> str:
@@ -264,7 +266,9 @@ class EvaluationComparison:
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
     """Judge a candidate by a base. Raises: UsageError for tasks and metrics that the base does not have."""
     chosen = chosen_metrics(base, terms.metrics)
-    notes = list(dict.fromkeys((*base.notes, *candidate.notes)))
+    notes, changed = list(dict.fromkeys((*base.notes, *candidate.notes))), _changed(base, candidate)
+    if others := [text for name, text in changed.items() if name not in _IN_NAMES]:
+        notes.append(f"settings differ: {'; '.join(others)}")
     if terms.tasks:
         kept = {task for name in terms.tasks for task in _find_tasks(base, "task", name)}
         left = [task for task in base.tasks if task not in kept]
@@ -273,23 +277,14 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         )
         base, candidate = (side.of_tasks(kept) for side in (base, candidate))
     of_tasks = list(_notes(base, candidate, chosen))
-    base, candidate = (side.only(chosen) for side in (base, candidate))
-    of_all = list(_differing(base.asked, candidate.asked))
-    tasks = [
-        TaskComparison(name, Outcome.NOT_COMPARED, problem=refused[0], next_step=refused[1])
-        for name, task in base.tasks.items()
-        if (
-            refused := _refusal(
-                task, candidate, [one for one in base.tasks if one in candidate.tasks], of_all
-            )
-            or _suspicion(name, base, candidate)
-        )
-    ]
-    unmatched = {one.name for one in tasks}
+    whole = base, candidate
+    base, candidate = (side.only(chosen) for side in whole)
+    tasks: list[TaskComparison] = []
     measured: dict[str, TaskComparison] = {}
     unjudged: dict[str, str] = {}
     for name, task in base.tasks.items():
-        if name in unmatched:
+        if refused := _refusal(name, base, candidate) or _suspicion(name, *whole, changed):
+            tasks.append(TaskComparison(name, Outcome.NOT_COMPARED, (), *refused))
             continue
         nothing = _without_right_answer(task)
         found = measured[name] = _measured(task, candidate.tasks[name], terms)
@@ -306,35 +301,22 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         for name, names in members.items()
         if (measures := _pooled([measured[one] for one in names if one in measured], terms))
     ]
-    judged_tasks, judged_pools = _judge(tasks, pools, terms)
-    return EvaluationComparison(
-        base,
-        candidate,
-        terms,
-        judged_tasks,
-        judged_pools,
-        unjudged=unjudged,
-        notes=_merge(notes, of_tasks),
-    )
+    judged, notes = _judge(tasks, pools, terms), [*notes, *merge_texts(of_tasks)]
+    return EvaluationComparison(base, candidate, terms, *judged, unjudged, tuple(notes))
 
 
-def _refusal(
-    base: TaskResult, other: Evaluation, common: Sequence[str], of_all: Sequence[str]
-) -> tuple[str, str] | None:
-    """Return why a task cannot be compared at all, and what to do.
-
-    other: the candidate. common: the tasks of both sides. of_all: differences that hold for all tasks.
-    """
-    candidate = other.tasks.get(base.name)
+def _refusal(name: str, was: Evaluation, now: Evaluation) -> tuple[str, str] | None:
+    """Return why a task cannot be compared at all, and what to do."""
+    base, candidate = was.tasks[name], now.tasks.get(name)
     if candidate is None:
         step = "run the candidate again with this task"
-        if common:
+        if common := [one for one in was.tasks if one in now.tasks]:
             step += f", or judge what both sides have: {_options('task', common)}"
         return "only the base has this task: the candidate is not compared with it", step
     for side, task in (("base", base), ("candidate", candidate)):
         if task.problem:
             return f"{side}: {task.problem}", ""
-    found = [*of_all, *_differences_of(base, candidate)]
+    found = [*_differing(was.asked, now.asked).values(), *_differences_of(base, candidate)]
     if not found:
         return None
     ours, theirs = ({item.key for item in side.items} for side in (base, candidate))
@@ -365,9 +347,8 @@ _MAX_OPTIONS = 3
 def _without_right_answer(base: TaskResult) -> str:
     """Name the yes-or-no metrics of which no answer is right: they cannot drop. Return "" without any."""
     names = [name for name, score in base.all_scores().items() if _cannot_drop(score)]
-    if not names:
-        return ""
-    return f"{', '.join(names)} is not judged: no answer of the base is right, which shows nothing"
+    told = f"{', '.join(names)} is not judged: no answer of the base is right, which shows nothing"
+    return told if names else ""
 
 
 def _cannot_drop(score: Score) -> bool:
@@ -389,14 +370,6 @@ def _notes(
         else:
             for one, metric in task.unjudged.items():
                 yield name, f"{one} is not judged: {metric.reason}"
-
-
-def _merge(notes: Sequence[str], of_tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return all notes. One that several tasks share is there once, after their names."""
-    names: dict[str, list[str]] = {}
-    for name, text in of_tasks:
-        names.setdefault(text, []).append(name)
-    return (*notes, *(f"{name_some(tasks)}: {text}" for text, tasks in names.items()))
 
 
 def chosen_metrics(base: Evaluation, metrics: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -430,17 +403,53 @@ def _find_tasks(base: Evaluation, what: str, given: str) -> list[str]:
     return tasks
 
 
-def _suspicion(task: str, base: Evaluation, candidate: Evaluation) -> tuple[str, str] | None:
-    """Return why a task of two models may be one evaluation, and what to do.
+# Settings that change nearly every log-probability; the names of the sides show the first ones.
+_IN_NAMES = ("model", "pretrained", "dtype", "model_dtype")
+NUMERICS = (
+    *_IN_NAMES, "peft", "delta", "gguf_file", "quantization", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type",
+    "bnb_4bit_compute_dtype", "autogptq", "gptqmodel",
+)  # fmt: skip
 
-    The response cache of lm-eval 0.4.13 has no key for the model, so that it answers for a second one too.
+
+def _changed(base: Evaluation, candidate: Evaluation) -> dict[str, str]:
+    """Describe each setting outside of the tasks that differs. An unknown one differs from none."""
+    was, now = base.settings, candidate.settings
+    unsure = {*_IN_NAMES} if was and now else was.keys() | now.keys()
+    found = _differing(was, now)
+    return {
+        name: found[name] for name in found if name in was.keys() & now.keys() or name not in unsure
+    }
+
+
+def _suspicion(
+    name: str, base: Evaluation, candidate: Evaluation, changed: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return why the answers to a task do not compare two models, and what to do.
+
+    The response cache of lm-eval 0.4.13 has no key for model and dtype: it answers for others too. Equal
+    log-probabilities show it. Two models may give equal texts, which show it only if a cache was in use.
     """
-    was, now = base.tasks[task], candidate.tasks[task]
-    names = {Path(str(side.facts.get("model", ""))).name for side in (base, candidate)}
-    if len(names) == 1 or LOG_PROBABILITY not in was.all_scores() or was != now:
+    now = candidate.tasks[name]
+    pairs = pairs_of(base.tasks[name], now)
+    same = [
+        (one.stored, two.stored) for one, two in pairs if one.stored and one.answer == two.answer
+    ]
+    rescored = [dict(was.items() - is_.items()).keys() & is_.keys() for was, is_ in same]
+    if any(rescored) and not any(score.num_wrong for score in now.scores.values()):
+        metrics = ", ".join(sorted(set().union(*rescored)))
+        return (
+            f"{sum(map(bool, rescored))} documents have equal answers and other scores ({metrics}): the scorers differ",
+            "score both sides with the same version of lm-eval and of the task's own code",
+        )
+    is_cached = "use_cache" in base.settings | candidate.settings
+    equal = "answers" if is_cached and len(same) == len(pairs) else ""
+    if all(one.log_probability == two.log_probability is not None for one, two in pairs):
+        equal = "log-probabilities"
+    others = [text for setting, text in changed.items() if setting in NUMERICS]
+    if not equal or not others:
         return None
     return (
-        "two models have equal log-probabilities in every bit: a response cache may have answered for the candidate",
+        f"{', '.join(others)}, but all {equal} are equal: a response cache may have answered for the candidate",
         "evaluate the candidate again without a cache (lm-eval --use_cache), or in a cache of its own",
     )
 

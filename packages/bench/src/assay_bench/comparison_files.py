@@ -38,6 +38,7 @@ from assay_bench.results import (
     TaskResult,
     judge_scores,
     measurement,
+    merge_texts,
     plain_name,
     undecided_levels,
 )
@@ -69,6 +70,7 @@ class Baseline(Record):
     asked: dict[str, Any]
     tasks: dict[str, TaskResult] = Field(min_length=1)
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, evaluation: Evaluation, acceptance: Acceptance) -> Self:
@@ -81,7 +83,7 @@ class Baseline(Record):
     def evaluation(self) -> Evaluation:
         """Return the evaluation that was accepted."""
         tasks = {name: replace(task, name=name) for name, task in self.tasks.items()}
-        return Evaluation(self.name, tasks, self.asked, self.facts, self.groups)
+        return Evaluation(self.name, tasks, self.asked, self.facts, self.groups, (), self.settings)
 
 
 def _read_baseline(path: Path) -> Evaluation:
@@ -144,26 +146,17 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
             f"{path} exists, and the new evaluation is not shown to be as good"
             f" ({'; '.join(failing)}). Nothing was written. To replace it anyway: --reason TEXT"
         )
-    surprising = _better_by_margin(compare(now, before, terms))
+    surprising = ", ".join(
+        f"{task.name} {measure.name} improved by {abs(measure.difference):.3g}"
+        for task in compare(now, before, terms).parts  # the older evaluation is the worse one
+        for measure in task.measures
+        if abs(measure.difference) > measure.margin and measure.p_worse < terms.significance
+    )
     if surprising:
         raise UsageError(
             f"{path} exists, and the new evaluation is suspiciously good: {surprising}. Did the training"
             " data contain the questions? To replace it anyway: --reason TEXT"
         )
-
-
-def _better_by_margin(reversed_: EvaluationComparison) -> str:
-    """List the measures that improved by more than their margin and by more than chance.
-
-    reversed_: the comparison of the older evaluation with the newer one as base.
-    """
-    return ", ".join(
-        f"{task.name} {measure.name} improved by {abs(measure.difference):.3g}"
-        for task in reversed_.parts
-        for measure in task.measures
-        if abs(measure.difference) > measure.margin
-        and measure.p_worse < reversed_.terms.significance
-    )
 
 
 MARKDOWN_FILE = "comparison.md"
@@ -187,7 +180,10 @@ def read_sides(
     if clusters and is_baseline(base):
         raise UsageError(f"--cluster: {base} is a baseline, which has the clusters of its run")
     fields = {**(suite_clusters or {}), **clusters}
-    sides = (_read(base, fields), base), (_read(candidate, fields), candidate)
+    sides = (
+        (_read_baseline(path) if is_baseline(path) else read_evaluation(path, fields), path)
+        for path in (base, candidate)
+    )
     was, now = _named_apart(*sides)
     tasks = list(dict.fromkeys(map(plain_name, was.tasks)))
     if unknown := next((name for name in clusters if name not in tasks), None):
@@ -202,7 +198,8 @@ def write_comparison(
 ) -> EvaluationComparison:
     """Compare two evaluations and write verdict, JSON and Markdown, with these notes first."""
     found = compare(was, now, terms)
-    same = [_SAME] if was.tasks == now.tasks else []
+    cached = _CACHED if "use_cache" in {**was.settings, **now.settings} else ""
+    same = [_SAME + cached] if was.tasks == now.tasks else []
     found = replace(found, notes=(*same, *notes, *found.notes))
     write_whole(folder / MARKDOWN_FILE, comparison_as_markdown(found))
     verdict = verdict_of(found)
@@ -222,6 +219,7 @@ def write_comparison(
 
 
 _SAME = "BASE and CANDIDATE hold equal samples: one run compared with itself, or two that agree in every bit"
+_CACHED = ", or one that a response cache answered (--use_cache of lm-eval was set)"
 
 
 def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
@@ -237,12 +235,6 @@ def _named_apart(*sides: tuple[Evaluation, Path]) -> Iterator[Evaluation]:
     for (one, _), mark in zip(sides, marks, strict=True):
         run = {"run": f"{one.facts['run']}{mark}"} if "run" in one.facts else {}
         yield replace(one, name=one.name + mark, facts=one.facts | run)
-
-
-def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
-    if is_baseline(path):
-        return _read_baseline(path)
-    return read_evaluation(path, clusters)
 
 
 def verdict_of(comparison: EvaluationComparison) -> Verdict:
@@ -276,15 +268,13 @@ def verdict_of(comparison: EvaluationComparison) -> Verdict:
 
 def _next_steps(comparison: EvaluationComparison) -> list[NextStep]:
     """Return what to do about the problems, each once, after the tasks that have it."""
-    steps: dict[str, list[str]] = {}
+    steps = []
     for task in comparison.tasks:
-        if task.next_step:
-            steps.setdefault(task.next_step, []).append(task.name)
-        if any(
-            one.items_needed and not _limit_of(task, one, comparison) for one in _undecided(task)
-        ):
-            steps.setdefault(_TOO_FEW_DOCUMENTS, []).append(task.name)
-    return [NextStep(f"{name_some(names)}: {step}") for step, names in steps.items()]
+        lacking = [one for one in _undecided(task) if one.items_needed]
+        has_too_few = any(not _limit_of(task, one, comparison) for one in lacking)
+        steps += [(task.name, task.next_step)] * bool(task.next_step)
+        steps += [(task.name, _TOO_FEW_DOCUMENTS)] * has_too_few
+    return list(map(NextStep, merge_texts(steps)))
 
 
 _TOO_FEW_DOCUMENTS = "add documents or widen the margin: the task has fewer than needed"

@@ -28,7 +28,7 @@ from assay.files import (
 )
 from assay.runs.provenance import redact
 from assay.verdicts import Record
-from assay_bench.comparing import SuiteTerms
+from assay_bench.comparing import NUMERICS, SuiteTerms
 from assay_bench.lm_eval_metrics import ContradictionError, arguments_of, read_metrics
 from assay_bench.performance.records import RESULT_FILE as PERFORMANCE_FILE
 from assay_bench.results import (
@@ -60,6 +60,11 @@ _TASK_KEYS = (
 _EVALUATION_KEYS = ("chat_template_sha", "system_instruction_sha")
 
 _FACTS = ("lm_eval_version", "transformers_version", "date")
+# Settings that may change answers, also of lm-eval's classes hf and vllm. Of paths, the last part is kept.
+_SETTINGS = (
+    *NUMERICS, *_FACTS[:2], "max_length", "max_model_len", "truncation", "add_bos_token", "max_gen_toks", "device",
+    "tokenizer", "revision", "attn_implementation", "use_cache",
+)  # fmt: skip
 
 _NO_FILTER = "none"
 
@@ -163,6 +168,8 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     extra = results.model_extra or {}
     facts = dict(ours or _side_of(results))
     config = results.config
+    given = config.get("model_args")
+    known = config | extra | (given if isinstance(given, dict) else {}) | facts
     if seeds := {key: config[key] for key in config if key.endswith("_seed")}:
         facts["seeds"] = seeds
     return Evaluation(
@@ -172,6 +179,11 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         facts=facts | {key: extra[key] for key in _FACTS if key in extra},
         groups=_tasks_of_groups(results.group_subtasks, tasks),
         notes=(ignored,) if older else (),
+        settings={
+            key: Path(one).name if isinstance(one, str) else one
+            for key in _SETTINGS
+            if (one := known.get(key)) not in (None, "", False, "auto")
+        },
     )
 
 
@@ -364,6 +376,7 @@ def _result_of_filter(
             replace(
                 items[group[0]],
                 right=None if right is None else right == best,
+                stored=items[group[0]].stored if len(group) == 1 else {},
                 log_probability=mean_of_known(items[one].log_probability for one in group),
             )
             for group, right in zip(groups, answers, strict=True)
@@ -449,8 +462,13 @@ def _requests(sample: Sample, kind: str) -> _Requests:
 def _answers(sample: Sample, kind: str, request: _Requests, right: int | None) -> dict[str, Any]:
     """Return question, target, answer and log-probability per byte of the right option."""
     target, filtered = target_text(sample), sample["filtered_resps"]
-    answer = str(filtered[0] if isinstance(filtered, list) else filtered)
+    answer = str(filtered[0] if isinstance(filtered, list) and len(filtered) == 1 else filtered)
     found: dict[str, Any] = {"question": request.question, "target": target, "answer": answer}
+    if kind not in ("multiple_choice", "loglikelihood"):
+        found["stored"] = {  # libraries may round the last digits of a number in other ways
+            name: f"{one:.6g}" if isinstance(one := sample[name], float) else str(one)
+            for name in sample["metrics"]
+        }
     if not request.likelihoods:
         return found
     if kind == "multiple_choice":

@@ -8,7 +8,7 @@ the context: no weights without use of the context are better.
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -81,6 +81,8 @@ class Item:
     question: _Text = ""
     target: _Text = ""
     answer: _Text = ""
+    stored: Annotated[dict[str, str], Field(exclude=True)] = field(default_factory=dict)
+    """Metrics as lm-eval wrote them, where they follow from document and answer alone."""
 
     @property
     def is_finite(self) -> bool:
@@ -249,6 +251,8 @@ class Evaluation:
     """Names of groups of tasks, with the names of their tasks."""
     notes: tuple[str, ...] = ()
     """Sentences about older results that were ignored."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings outside of the tasks that may change answers; {} if unknown."""
 
     @property
     def side(self) -> dict[str, Any]:
@@ -272,6 +276,14 @@ class Evaluation:
         tasks = self.tasks.items()
         kept = {n: task.only(metrics[n]) if n in metrics else task for n, task in tasks}
         return replace(self, tasks=kept)
+
+
+def merge_texts(of_tasks: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the texts, each once, after the names of its tasks."""
+    names: dict[str, list[str]] = {}
+    for name, text in of_tasks:
+        names.setdefault(text, []).append(name)
+    yield from (f"{name_some(tasks)}: {text}" for text, tasks in names.items())
 
 
 def plain_name(task: str) -> str:

@@ -236,13 +236,6 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
     return config
 
 
-def require_task_files(suite: TaskSuite) -> None:
-    """Raise UsageError for a task file of the suite that `load_task` refuses. Needs no lm-eval."""
-    for task in suite.tasks:
-        if task.endswith(_YAML):
-            load_task(task, Path())
-
-
 def _require_metrics(task: str, config: dict[str, Any]) -> None:
     """Raise UsageError for a metric that lm-eval would leave out without an error, or turn around."""
     kind, entries = config.get("output_type", "generate_until"), config.get("metric_list")
@@ -553,10 +546,7 @@ def _task_name(task: str, folder: Path) -> str:
 
 
 def parse_pairs(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse the values of a repeatable option, with the form that its help shows, such as KEY=VALUE.
-
-    Raises: UsageError.
-    """
+    """Parse the values of a repeatable option. Raises: UsageError, with the form of its help, such as KEY=VALUE."""
     for text in texts:
         if not all(text.partition("=")):
             raise UsageError(f"--{option} {text}: expected {form}")

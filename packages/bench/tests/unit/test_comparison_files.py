@@ -19,6 +19,7 @@ from assay.report.page.html import render_html
 from assay.report.run_report import read_report
 from assay.report.text_formats import print_report
 from assay.runs import RunFolder
+from assay.verdicts import Outcome
 from assay_bench.comparing import Measure, Terms, choose_terms, compare
 from assay_bench.comparison_files import (
     Acceptance,
@@ -89,25 +90,110 @@ def test_equal_samples_are_named_wherever_they_lie(tmp_path: Path) -> None:
         assert (found.notes[:1] == (told,)) is is_same
 
 
+FLOAT32 = {"model_dtype": "torch.float32", "model_args": {"dtype": "float32"}}
+BFLOAT16 = {"model_dtype": "torch.bfloat16", "model_args": {"dtype": "bfloat16"}}
+AUTO = {"model_dtype": "torch.float32", "model_args": {"dtype": "auto", "batch_size": 8}}
+CACHED = {"use_cache": "cache"}
+TOLD = "a response cache may have answered for the candidate"
+
+
 @pytest.mark.parametrize(
-    ("kind", "model", "is_refused"),
+    ("kind", "base", "candidate", "told"),
     [
-        ("choices", "org/other", True),
-        ("choices", "elsewhere/model", False),  # the same folder under another path
-        ("sums", "org/other", False),  # two models may give equal texts
+        ("choices", FLOAT32, BFLOAT16, "dtype is 'bfloat16', base 'float32', model_dtype is 'torch.bfloat16'"),
+        ("choices", FLOAT32, {"model_args": {"dtype": "float32", "load_in_8bit": True}},
+         f"load_in_8bit is True, base None, but all log-probabilities are equal: {TOLD}"),
+        ("texts", FLOAT32, BFLOAT16, TOLD),
+        ("sums", FLOAT32 | CACHED, BFLOAT16 | CACHED, f"but all answers are equal: {TOLD}"),
+        # Two dtypes may give equal texts.
+        ("sums", FLOAT32, BFLOAT16, None),
+        # One dtype, asked for in two ways, and settings that leave the numbers alone.
+        ("choices", FLOAT32, AUTO, None),
+        ("choices", FLOAT32 | CACHED, FLOAT32 | {"device": "cpu", "fewshot_seed": 7}, None),
+        ("choices", {}, BFLOAT16, None),
     ],
+)  # fmt: skip
+def test_equal_answers_of_different_models_may_come_from_a_cache(
+    tmp_path: Path,
+    kind: str,
+    base: dict[str, object],
+    candidate: dict[str, object],
+    told: str | None,
+) -> None:
+    samples = {kind: [sample(kind, number) for number in range(400)]}
+    first, second = (
+        write(tmp_path / f"{n}", samples, config=one) for n, one in enumerate((base, candidate))
+    )
+    found = write_comparison(*read_sides(first, second, {}), Terms(metrics={kind: ()}), tmp_path)
+    (task,) = found.tasks or (None,)
+    problem = str(task and task.problem)
+    assert told in problem if told else TOLD not in problem
+    is_noted = "use_cache" in base and "--use_cache of lm-eval was set" in found.notes[0]
+    assert is_noted is ("use_cache" in base)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [("org/other", True), ("elsewhere/model", False)],  # the same folder under another path
 )
 def test_two_models_with_equal_log_probabilities_may_be_one_run(
-    tmp_path: Path, kind: str, model: str, is_refused: bool
+    tmp_path: Path, name: str, is_refused: bool
 ) -> None:
-    samples = {kind: [sample(kind, number) for number in range(40)]}
+    samples = {"choices": [sample("choices", number) for number in range(40)]}
     base, other = (
-        write(tmp_path / name.replace("/", "-"), samples, model_name=name)
-        for name in ("org/model", model)
+        write(tmp_path / one.replace("/", "-"), samples, model_name=one)
+        for one in ("org/model", name)
     )
-    found = write_comparison(*read_sides(base, other, {}), Terms(), tmp_path)
-    (task,) = found.tasks or (None,)
-    assert ("a response cache" in str(task and task.problem)) is is_refused
+    (task,) = write_comparison(*read_sides(base, other, {}), Terms(), tmp_path).tasks
+    assert (TOLD in str(task.problem)) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "told"),
+    [
+        ("sums", {"exact_match": 1.0}, "3 documents have equal answers and other scores (exact_match): the scorers differ"),
+        ("texts", {"bits_per_byte": [-12.0, 11]}, "3 documents have equal answers and other scores (bits_per_byte): the"),
+        ("sums", {"exact_match": 0.25 + 1e-12}, None),  # rounding
+        ("sums", {"exact_match": 1.0, "filtered_resps": ["4"]}, None),
+        ("sums", {"exact_match": 1.0, "filtered_resps": ["5", "4"]}, None),  # of two answers, one is equal
+    ],
+)  # fmt: skip
+def test_equal_answers_with_other_scores_are_not_compared(
+    tmp_path: Path, kind: str, changed: dict[str, object], told: str | None
+) -> None:
+    lines = [sample(kind, n) | {"exact_match": 0.25} for n in range(40)]
+    base = write(tmp_path / "base", {kind: lines})
+    other = [one | changed if number < 3 else one for number, one in enumerate(lines)]
+    candidate = write(tmp_path / "other", {kind: other})
+    found = write_comparison(*read_sides(base, candidate, {}), Terms(), tmp_path)
+    problems = [str(task.problem) for task in found.tasks]
+    assert (told in problems[0]) if told else not any("scorers" in one for one in problems)
+    assert not any("equal samples" in note for note in found.notes)
+
+
+def test_settings_that_bound_what_a_model_reads_are_noted_next_to_a_failure(tmp_path: Path) -> None:
+    long, short = (
+        write(
+            tmp_path / f"{length}",
+            {
+                "sums": [
+                    sample("sums", n, exact_match=right, filtered_resps=[f"{right}"])
+                    for n in range(99)
+                ]
+            },
+            max_length=length,
+            config={
+                "model": "hf",
+                "model_args": {"pretrained": f"far/{length}/model", "truncation": bool(right)},
+            },
+        )
+        for length, right in ((512, 1.0), (40, 0.0))
+    )
+    found = write_comparison(*read_sides(long, short, {}), Terms(), tmp_path)
+    assert found.judged is Outcome.FAIL
+    assert found.notes == (
+        "settings differ: max_length is 40, base 512; truncation is None, base True",
+    )
 
 
 def test_a_sample_without_a_value_of_its_metric_is_named(tmp_path: Path) -> None:

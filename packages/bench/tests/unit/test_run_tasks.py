@@ -30,7 +30,6 @@ from assay_bench.run_tasks import (
     parse_backend,
     parse_batch_size,
     read_suite,
-    require_task_files,
     run_command_line,
     task_folder,
 )
@@ -311,14 +310,6 @@ def test_useless_arguments_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         parse_backend(name, arguments, processes)
-
-
-def test_a_task_file_is_refused_before_lm_eval_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "quick.toml").write_text('tasks = ["mmlu", "cloze", "absent.yaml"]')
-    with pytest.raises(UsageError, match=r"absent\.yaml: cannot be read: No such file"):
-        require_task_files(read_suite(str(tmp_path / "quick.toml")))
-    require_task_files(TaskSuite(tasks=["mmlu", "cloze"]))
-    assert [file.name for file in tmp_path.iterdir()] == ["quick.toml"]
 
 
 def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:

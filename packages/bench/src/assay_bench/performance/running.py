@@ -33,7 +33,7 @@ from assay_bench.performance.records import (
     SuiteRequest,
     SuiteResult,
 )
-from assay_bench.results import UNDERPOWERED, undecided_levels, underpowered
+from assay_bench.results import UNDERPOWERED, merge_texts, undecided_levels, underpowered
 
 _MEASURE: RemoteFunction[SuiteRequest, PerformanceResult] = RemoteFunction(
     "assay_bench.performance.suites:measure_suites"
@@ -46,9 +46,8 @@ def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> Perfo
     Raises: MachineError, with the end of the log, if a suite fails or none can run here.
     """
     (found,) = call(_MEASURE, request, folder=folder, name="suites", progress=progress)
-    for reason in dict.fromkeys(found.skipped.values()):
-        names = [name for name, one in found.skipped.items() if one == reason]
-        progress.note(f"{', '.join(names)}: skipped: {reason}")
+    for text in merge_texts(found.skipped.items()):
+        progress.note(f"skipped: {text}")
     if not found.suites:
         reasons = "; ".join(dict.fromkeys(found.skipped.values()))
         raise MachineError(f"no suite can run here: {reasons}")
@@ -266,11 +265,7 @@ def judge_suite(suite: str, blocks: Sequence[Block], margin: float, more: str) -
         if all(one.suite != suite for one in run.suites)
     }
     if reasons:
-        sides = {
-            reason: " and ".join(side for side in SIDES if reasons.get(side) == reason)
-            for reason in reasons.values()
-        }
-        words = "; ".join(f"{names}: {reason}" for reason, names in sides.items())
+        words = "; ".join(merge_texts(sorted(reasons.items())))
         return not_compared(words) if len(reasons) == 1 else not_run(words)
     pairs = [
         tuple(next(one for one in run.suites if one.suite == suite) for run in block)

@@ -124,7 +124,7 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_not_run() -> N
     assert {name: (one.verdict, one.reason) for name, one in levels.items()} == {
         "prefill": (Outcome.PASS, None),
         "decode": (Outcome.NOT_COMPARED, f"B: {reason}"),
-        "capture": (None, f"A and B: {reason}"),
+        "capture": (None, f"A, B: {reason}"),
     }
 
 

@@ -84,7 +84,7 @@ def test_suite_that_neither_side_can_run_is_listed(tmp_path: Path) -> None:
     )
     verdict, _ = compared(before, after)
     assert verdict.verdict == "PASS"
-    assert verdict.levels["collectives"].reason == "A and B: needs 2 devices"
+    assert verdict.levels["collectives"].reason == "A, B: needs 2 devices"
 
 
 @pytest.mark.parametrize("name", ["machine", "model"])
