@@ -56,9 +56,14 @@ def name_alike(names: Iterable[str]) -> str:
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
     """Describe an unknown name, with the nearest known one or all of them."""
     names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.6)
-    rest = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(names)}"
+    rest = did_you_mean(name, names) or f"known: {', '.join(names)}"
     return f"unknown {what} {name!r}; {rest}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ask for the nearest known name; "" without a near one."""
+    nearest = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def assay_command(*words: object, **options: object) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError, assay_command
+from assay.errors import MachineError, UsageError, assay_command, did_you_mean
 from assay.files import UnreadableFileError, read_pipe
 from assay.foreign_text import shorten
 from assay.inputs import is_expectation
@@ -16,6 +16,7 @@ from assay.judge.wording import format_count
 from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
+from assay.runs.provenance import run_git
 from assay.runs.results import write_results
 from assay.verdicts import NextStep, Verdict
 from assay.watchdog import temporary_folder
@@ -37,6 +38,7 @@ from assay_expectations.records import (
     Distributions,
     Exact,
     Expectation,
+    Machine,
     Observed,
     Reference,
     ReferenceRequest,
@@ -306,6 +308,10 @@ def verify_expectations(
     request = VerifyRequest(
         files=[str(file) for file in expectations], run=run, setup=setup, model=model
     )
+    if not expectations:  # reading them needs no torch
+        nowhere = Machine(vendor="", architecture="", dtype="", precision="")
+        here = AllSeen(machine=nowhere, versions={}, seen=[])
+        return write_results(*judge_seen(run, [], here, allow_unused, broken), folder)
     (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
     variables = provenance()["variables"]  # of this process, as at the capture: workers add some
     observations = observations.model_copy(update={"variables": variables})
@@ -446,17 +452,17 @@ def find_files(paths: Sequence[Path], run: str = "RUN") -> list[Path]:
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        steps = [
-            NextStep("To restore a deleted one", f"git checkout {shlex.quote(str(path))}"),
-            NextStep(
-                "To capture one",
-                assay_command("expect", "capture", "MODEL", run=run, output=path),
-            ),
-        ]
+        capture = assay_command("expect", "capture", "MODEL", run=run, output=path)
+        steps = [NextStep("To capture one", capture)]
         if not path.exists():
-            raise UsageError(f"{path}: no such file or folder. {list_steps(*steps)}")
+            if run_git("ls-files", "--error-unmatch", "--", str(path)) is not None:
+                checkout = f"git checkout {shlex.quote(str(path))}"
+                steps.insert(0, NextStep("To restore a deleted one", checkout))
+            near = did_you_mean(str(path), map(str, path.parent.glob("*")))
+            why = f"no such file or folder{f'; {near}' if near else '.'}"
+            raise UsageError(f"{path}: {why} {list_steps(*steps)}")
         if not inside or not inside[0].is_file():
-            raise UsageError(f"{path} has no expectation. {list_steps(steps[1])}")
+            raise UsageError(f"{path} has no expectation. {list_steps(*steps)}")
         found += inside
     return found
 
@@ -471,10 +477,8 @@ def _take_duplicates(expectations: dict[Path, Expectation]) -> dict[str, BrokenE
         first = known.setdefault(key, file)
         if first is not file:
             problem = f"it is for the same model, inputs and machine as {first}, which is verified"
-            delete = NextStep(
-                "delete one of the two, for example",
-                f"git rm {shlex.quote(str(file))}",
-            )
+            remove = f"git rm {shlex.quote(str(file))}"
+            delete = NextStep("delete one of the two, for example", remove)
             found[str(file)] = BrokenExpectationError.explained(file, problem, delete)
             del expectations[file]
     return found

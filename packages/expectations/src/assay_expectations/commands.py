@@ -135,9 +135,12 @@ def verify(
     may differ; the verdict lists them.
     """
     from assay.cli.ending import finish
+    from assay.devices.registry import find_adapter
+    from assay.devices.run_string import parse_device, parse_run
     from assay.runs import RunFolder, open_progress
     from assay_expectations.capture_and_verify import verify_expectations
 
+    find_adapter(parse_device(parse_run(run).device).kind)
     folder = RunFolder.create("expect verify", output)
     with open_progress() as progress:
         verify_expectations(

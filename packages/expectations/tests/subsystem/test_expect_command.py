@@ -82,6 +82,13 @@ def captured_in_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_unknown_device_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    done = assay("verify", "--run", "cpuu/float32", "--output", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("assay: unknown device 'cpuu'; there is: cpu, ")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.long
 def test_new_capture_passes(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured))

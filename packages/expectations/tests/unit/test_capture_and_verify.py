@@ -213,15 +213,34 @@ def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
             "",
             r"has no expectation\. To capture one:\n  assay expect capture MODEL --run cpu/float32 ",
         ),
-        (
-            "absent.json",
-            r"absent.json: no such file or folder\. To restore a deleted one:\n  git checkout ",
-        ),
+        ("absent.json", r"absent.json: no such file or folder\. To capture one:\n  assay expect"),
     ],
 )
 def test_path_without_expectations_is_an_error(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         find_files([tmp_path / name], "cpu/float32")
+
+
+def test_missing_path_names_a_near_one_and_git_only_if_it_has_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_expectation(expectation(), tmp_path / "expectations")
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "expectations"], check=True)
+    capture = "To capture one:\n  assay expect capture MODEL --run cpu/float32 --output"
+    with pytest.raises(UsageError) as raised:
+        find_files([Path("expectation")], "cpu/float32")
+    assert str(raised.value) == (
+        f"expectation: no such file or folder; did you mean expectations? {capture} expectation"
+    )
+    file.unlink()
+    deleted = file.relative_to(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        find_files([deleted], "cpu/float32")
+    assert str(raised.value) == (
+        f"{deleted}: no such file or folder. To restore a deleted one:\n  git checkout {deleted}\n{capture} {deleted}"
+    )
 
 
 def test_a_diff_names_the_files_and_the_kind_of_change(tmp_path: Path) -> None:
@@ -431,7 +450,8 @@ def test_a_broken_file_is_not_compared(
     broken = tmp_path / "b.json"
     broken.write_text("<<<<<<< HEAD\n{}\n")
     here = AllSeen(machine=MACHINE, versions=VERSIONS, seen=seen)
-    monkeypatch.setattr(capture_and_verify, "call", lambda *_, **__: [here])
+    if has_other:  # no process loads torch for broken files alone
+        monkeypatch.setattr(capture_and_verify, "call", lambda *_, **__: [here])
     folder = RunFolder.create("expect verify", tmp_path / "run").path
     verdict = verify_expectations([tmp_path], "acme/bfloat16", folder, SilentProgress())
     assert verdict.verdict is Outcome.NOT_COMPARED

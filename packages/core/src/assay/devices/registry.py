@@ -43,8 +43,8 @@ def is_host_adapter(kind: str) -> bool:
     return is_own_adapter(kind) and getattr(load_adapter(kind), "torch_device", None) == "cpu"
 
 
-def load_adapter(kind: str) -> type[Device]:
-    """Load the adapter class called `kind`. Raises: UsageError, MachineError."""
+def find_adapter(kind: str) -> EntryPoint:
+    """Find the adapter called `kind` without loading it. Raises: UsageError, MachineError."""
     found = _registered(kind)
     if not found:
         hint = suggest_device(kind) or (
@@ -55,8 +55,14 @@ def load_adapter(kind: str) -> type[Device]:
     if len(found) > 1:
         values = ", ".join(entry_point.value for entry_point in found)
         raise MachineError(f"the adapter for {kind!r} is registered more than once: {values}")
+    return found[0]
+
+
+def load_adapter(kind: str) -> type[Device]:
+    """Load the adapter class called `kind`. Raises: UsageError, MachineError."""
+    found = find_adapter(kind)
     try:
-        adapter: type[Device] = found[0].load()
+        adapter: type[Device] = found.load()
     except (Exception, SystemExit) as error:
         raise make_broken_adapter_error(kind, error) from error
     if not callable(getattr(adapter, "detect", None)):

@@ -145,14 +145,15 @@ def _num_threads() -> int | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    commit = _git("rev-parse", "HEAD")
+    commit = run_git("rev-parse", "HEAD")
     if commit is None:
         return None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    changes = run_git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "changed": None if changes is None else bool(changes)}
 
 
-def _git(*arguments: str) -> str | None:
+def run_git(*arguments: str) -> str | None:
+    """Return the output of a git command in the working directory; None if it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments],  # noqa: S607 - the user's git
