@@ -27,8 +27,10 @@ from assay_expectations.differences import (
 from assay_expectations.explaining import (
     CONFIG_OR_CODE,
     EXACT_ROUNDING,
+    OWN_FORWARD,
     GrownLayer,
     check_command,
+    describe_first,
     describe_versions,
     exact_change,
     find_grown,
@@ -45,12 +47,7 @@ from assay_expectations.judging import (
     token_spreads,
     tokens_of,
 )
-from assay_expectations.records import (
-    Distributions,
-    Expectation,
-    Provenance,
-    Signature,
-)
+from assay_expectations.records import Distributions, Expectation, Provenance, Signature
 from assay_expectations.verdict import combine, level_of_signature
 
 # noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
@@ -101,7 +98,7 @@ class Change:
     answer: str = ""
     """Sentence that names the change in the model's files, its code or a library's rounding; "" without one."""
     module: str | None = None
-    """The first module with other results; None if unknown."""
+    """The first module with other results, or with a larger error; None if unknown."""
     coverage: str = ""
     """The part of the tokens that both captures share, unless all. Modules also read the others: none is named."""
     moves_exact: bool = False
@@ -114,10 +111,7 @@ class Change:
             return "Not judged, because the captures differ in content."
         if self.kind != "break":
             return self.summary if self.kind == "noise" else f"drift: {self.summary}"
-        first = self.module
-        if first is None and self.grown:
-            first = self.grown[0].place
-        place = "" if first is None else f", first in {first or '(model)'}"
+        place = "" if self.module is None else f", first in {self.module or OWN_FORWARD}"
         what = "over the limits of OLD" if self.is_over_limit else "other exact outputs than OLD"
         return f"break: {what}{place}"
 
@@ -173,24 +167,23 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     module, size_there = first_changed(*layers, _exact_rounding(expected, actual))
     answer = _explain_same(expected, actual, config, judged if kind == "break" else {})
     if moves_exact:
-        first = (
-            f", first in {module or '(model)'} by {format_number(size_there)}" if size_there else ""
-        )
+        first = describe_first(module, size_there)
         exact = f"the exact outputs move by {format_number(size)}{first}"
         cause = _cause_of_move(expected, actual, config, content)
         answer = f"{cause}: {exact}" if cause else exact
         if config or content:
             answer += "; whether the model's code changed too is not known"
+    grown = [] if coverage or moves_exact else list(find_grown(expected.layers, actual.layers))
     return Change(
         kind=kind,
         judged=judged,
         moved=_moved(old, new, judged),
-        grown=[] if coverage or moves_exact else list(find_grown(expected.layers, actual.layers)),
+        grown=grown,
         content=content,
         environment=environment,
         config=config,
         answer=answer,
-        module=module if moves_exact else None,
+        module=module if moves_exact else next((one.place for one in grown), None),
         coverage=coverage,
         moves_exact=moves_exact,
     )
@@ -328,11 +321,10 @@ def judge_pair(
         if change.kind == "break":
             result.level = result.level.model_copy(update={"verdict": Outcome.FAIL})
     cause = None
-    if change.kind == "break" and (change.grown or change.module is not None):
-        module = change.grown[0].place if change.module is None else change.module
+    if change.kind == "break" and change.module is not None:
         is_of_code = not (change.config and change.moves_exact)
         diagnosis: Diagnosis | None = "module-error" if is_of_code else "stale"
-        cause = Cause(diagnosis, Location(phase="forward", module=module))
+        cause = Cause(diagnosis, Location(phase="forward", module=change.module))
     verdict, rows = combine(
         {level: result},
         change.environment,
@@ -372,17 +364,13 @@ def _next_steps(
             NextStep(f"to judge {now} by a reference", check),
             NextStep(f"to see a change, capture NEW on {then} like OLD, then diff again", capture),
         ]
-    if change.judged is None and not _repeats_texts(expected, actual):
+    # Otherwise the model's files made other token ids of the same texts, or have other shapes.
+    texts = [(one.key.content.settings, one.chats or one.prompts) for one in (expected, actual)]
+    if change.judged is None and texts[0] != texts[1]:
         return [NextStep("capture both with the same prompts and settings, then diff them again")]
     return [
         NextStep("keep NEW if the change is intended; otherwise restore the files of the model")
     ]
-
-
-def _repeats_texts(expected: Expectation, actual: Expectation) -> bool:
-    """Return True if the model's files made other token ids of the same texts, or have other shapes."""
-    inputs = [(one.key.content.settings, one.chats or one.prompts) for one in (expected, actual)]
-    return inputs[0] == inputs[1]
 
 
 def _steps_to_operation(actual: Expectation, change: Change, new: str) -> list[NextStep]:
@@ -452,17 +440,9 @@ def _moved(expected: Signature, actual: Signature, judged: Judged) -> list[Moved
             batch, row, position = places[number]
             kept = int(np.nanargmax(np.nan_to_num(moved_RK[number], nan=math.inf)))
             ids = expected.top_ids[batch][row][position]
-            found.append(
-                MovedToken(
-                    batch,
-                    row,
-                    position,
-                    ids[kept] if kept < len(ids) else None,
-                    float(before_RK[number, kept]),
-                    float(now_RK[number, kept]),
-                    float(units_R[number]),
-                )
-            )
+            token = ids[kept] if kept < len(ids) else None
+            values = before_RK[number, kept], now_RK[number, kept], units_R[number]
+            found.append(MovedToken(batch, row, position, token, *map(float, values)))
     return found
 
 
@@ -481,11 +461,8 @@ def _lines(expected: Expectation, actual: Expectation, change: Change, new: str)
     summary = change.summary if is_file_name else change.summary[:1].upper() + change.summary[1:]
     yield f"{escape_markdown(summary)}."
     if change.judged is not None:
-        yield from (
-            "",
-            "| statistic | error | ratio to the older error | limit |",
-            "|---|---|---|---|",
-        )
+        yield from ("", "| statistic | error | ratio to the older error | limit |")
+        yield "|---|---|---|---|"
         for one in change.judged.values():
             mark = " **over**" if one.failed else ""
             statistic = escape_markdown(one.statistic)
@@ -514,16 +491,13 @@ def _layers(expected: Expectation, actual: Expectation, change: Change, new: str
         yield from ("", "Modules with a larger error than before. The first one causes the change:")
         yield from ("", "| module | relative error before | now |", "|---|---|---|")
         for layer in change.grown[:_LAYERS_SHOWN]:
-            yield f"| {escape_markdown(layer.module or '(model)')} | {format_number(layer.before)} | {format_number(layer.now)} |"
+            yield f"| {escape_markdown(layer.module or OWN_FORWARD)} | {format_number(layer.before)} | {format_number(layer.now)} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
     elif change.coverage:
         yield from ("", "The modules are not compared, because they also read the later tokens.")
     elif change.moves_exact:
-        yield from (
-            "",
-            "The errors of the modules are not compared, because their exact values moved.",
-        )
+        yield from ("", "Modules are not compared, because their exact values moved.")
     elif expected.layers and actual.layers:
         yield from ("", "No module has a clearly larger error than before.")
     else:

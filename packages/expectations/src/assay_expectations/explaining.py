@@ -132,24 +132,28 @@ def describe_other_rounding(expectation: Expectation, seen: Seen, here: AllSeen)
 
 def describe_setup_effect(expectation: Expectation, effect: Exact | str) -> str:
     """Describe what the setup function does to the exact outputs; "" if it only rounds differently."""
-    where, dtype = (
-        f"{expectation.provenance.yardstick_dtype} on the host",
-        expectation.key.machine.dtype,
-    )
+    where = f"{expectation.provenance.yardstick_dtype} on the host"
+    dtype = expectation.key.machine.dtype
     if isinstance(effect, str):
         return f"whether {dtype} hides an error is not known, as the setup function fails in {where}: {effect}"
     if exact_change(expectation.signature, effect.yardstick) <= _SETUP_ROUNDING:
         return ""
     module, size = first_changed(expectation.exact_layers, effect.exact_layers, _SETUP_ROUNDING)
-    first = f", first in {module or '(model)'} by {format_number(size)}" if size else ""
     moved = describe_worst(judge_by(expectation, effect.yardstick), "the error of the captured run")
-    return (
-        f"the setup function moves the outputs in {where}{first}: {moved}. {dtype} hides this; a capture in float32"
-        " would show it"
-    )
+    moves = f"moves the outputs in {where}{describe_first(module, size)}: {moved}"
+    return f"the setup function {moves}. {dtype} hides this; a capture in float32 would show it"
 
 
 _FIND = "to find the operation"
+# Computes between and after modules, such as the masks and a scale of the logits.
+OWN_FORWARD = "the model's own forward, outside its modules"
+
+
+def describe_first(module: str | None, size: float) -> str:
+    """Name the first module with other results, with their relative difference; "" without one."""
+    return f", first in {module or OWN_FORWARD} by {format_number(size)}" if size else ""
+
+
 # Without a record of config.json, as in older files.
 CONFIG_OR_CODE = "config.json, of which the capture has no record, or the model's code changed"
 
@@ -199,7 +203,7 @@ class _Explainer:
         """The first module in which the run is less accurate than the captured one, and words for it."""
         grown = find_grown(self.expectation.layers, self.reference.layers)
         module = next((one.place for one in grown), None)
-        return module, "" if module is None else f", first in {module or '(model)'}"
+        return module, "" if module is None else f", first in {module or OWN_FORWARD}"
 
     @property
     def _settings(self) -> str:
@@ -246,8 +250,11 @@ class _Explainer:
         module, size = first_changed(
             self.expectation.exact_layers, exact.exact_layers, EXACT_ROUNDING[dtype]
         )
-        if size:
-            words += f", first in {module or '(model)'} by {format_number(size)}"
+        words += describe_first(module, size)
+        if size and not exact.exact_layers.keys() <= self.expectation.exact_layers.keys():
+            words += (
+                " (an earlier module may be the cause: not all inputs and results were captured)"
+            )
         return module, words
 
     def explain_moved(self) -> Explained:
@@ -292,8 +299,7 @@ class _Explainer:
         answer: Answer = "code" if size else "none"
         steps = [self._find_in_code()] if size else []
         sentence = (
-            f"{self._code}: values that no changed weight reaches move, first in {module or '(model)'} by"
-            f" {format_number(size)}"
+            f"{self._code}: values that no changed weight reaches move{describe_first(module, size)}"
             if size
             else "whether the model's code changed too is not known with other weights"
         )

@@ -21,9 +21,9 @@ from assay.generate.generation_loop import timeline_of
 from assay.generate.passes import Side, run_forced, whole_batches
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.tensors import iterate_tensors
+from assay.hooks.tensors import TensorMap, iterate_tensors
 from assay.inputs import Batch
-from assay_expectations.records import input_of
+from assay_expectations.records import value_of
 
 NUM_PROJECTIONS = 8
 
@@ -73,7 +73,7 @@ _DIGITS = 5
 _POOLED_DIGITS = 12
 _NUM_POOLED = 4
 
-# For each module, projections of its first input and of its main result in every call, (R, M).
+# For each module, projections of its inputs and results in every call, (R, M).
 Sketches = Mapping[str, Sequence[Tensor]]
 
 
@@ -129,25 +129,31 @@ def layer_errors(expected: Sketches, actual: Sketches) -> dict[str, float]:
 
 @dataclass
 class _Sketcher(NullHandler):
-    """A handler that projects the main result of every call and changes nothing."""
+    """A handler that projects the inputs and results of every call and changes nothing."""
 
     sketches: dict[str, list[Tensor]] = field(default_factory=dict)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
+    _known: TensorMap[str] = field(default_factory=TensorMap)
 
     def enter(self, active: ActiveCall) -> None:
-        """Start a row index at each root call, and project the first floating-point argument."""
+        """Start a row index at each root call, and project the arguments."""
         if active.call.caller is None:
             self._index = RowIndex(active.call.rows)
-        self._keep(input_of(active.call.site.module), active.arguments)
+        self._keep(active.call.site.module, "input", active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Project the first floating-point result."""
-        self._keep(active.call.site.module, output)
+        """Project the results."""
+        self._keep(active.call.site.module, "", output)
         return output
 
-    def _keep(self, name: str, values: object) -> None:
-        for _, tensor in iterate_tensors(values, ""):
-            if tensor.is_floating_point():
-                (values_RC,), _, _ = self._index.flatten(tensor.detach().cpu().double())
+    def _keep(self, module: str, port: str, values: object) -> None:
+        """Project the first floating-point tensor, and others unless an earlier module had them."""
+        tensors = [one for _, one in iterate_tensors(values, "") if one.is_floating_point()]
+        for number, tensor in enumerate(tensors, 1):
+            if number == 1 or self._known.get(tensor) is None:
+                exact = tensor.detach().cpu().double()
+                exact = exact.masked_fill(exact == torch.finfo(tensor.dtype).min, 0.0)  # of a mask
+                (values_RC,), _, _ = self._index.flatten(exact)
+                name = value_of(module, port, number)
                 self.sketches.setdefault(name, []).append(project(values_RC))
-                break
+                self._known.put(tensor, name)

@@ -214,7 +214,7 @@ class Expectation(PublishedRecord):
     In the order in which they exist first. Older files have none, as of the fields below, or no inputs.
     """
     exact_layers: dict[str, list[Number]] = Field(default_factory=dict)
-    """Projections of each module's input and result in the yardstick, after their number of rows."""
+    """Projections of inputs and results of modules, in older files the first ones, after their number of rows."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Values of config.json and generation_config.json, by file and key."""
     prompts: list[list[int]] = Field(default_factory=list)
@@ -280,12 +280,10 @@ class Expectation(PublishedRecord):
         return absent | {"key": {"content": inner}}
 
 
-_INPUT = " (input)"
-
-
-def input_of(module: str) -> str:
-    """Return the name of a module's input in `Expectation.layers`."""
-    return f"{module}{_INPUT}"
+def value_of(module: str, port: str, number: int) -> str:
+    """Return the name of a module's value in `Expectation.layers`: "a", "a (input)", "a (output 2)"."""
+    kind = port if number == 1 else f"{port or 'output'} {number}"
+    return f"{module} ({kind})" if kind else module
 
 
 def place_of(name: str, names: Container[str]) -> str:
@@ -293,9 +291,9 @@ def place_of(name: str, names: Container[str]) -> str:
 
     names: all names there.
     """
-    module = name.removesuffix(_INPUT)
-    if module == name:
-        return name
+    module, _, kind = name.partition(" (")
+    if not kind.startswith("input"):
+        return module
     while module:
         module = module.rpartition(".")[0]
         if module in names:
@@ -555,6 +553,8 @@ class Seen(Record):
     """Outputs of the yardstick after the setup function; or the reason why they are unknown."""
     problem: str | None = None
     """Reason why the model could not run."""
+    has_recorded_files: bool = False
+    """True if a model that could not run has the weights, tokenizer and settings of the capture."""
     missing: str | None = None
     """Reason why the model is absent or cannot be read; None if it was loaded."""
 

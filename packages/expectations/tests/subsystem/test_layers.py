@@ -1,11 +1,14 @@
 """The module that causes a change between two captures."""
 
+import math
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -87,6 +90,29 @@ def test_unchanged_model_names_no_module(clean: Expectation) -> None:
     assert clean.layers.keys() == again.layers.keys()
     assert len(clean.layers) > 50
     assert find_change(clean, again).grown == []
+
+
+def test_router_whose_second_output_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = capture(model="micro:mixtral")
+    forward = cast("Callable[..., tuple[Tensor, Tensor, Tensor]]", MixtralTopKRouter.forward)
+
+    def with_larger_scores(*given: object) -> tuple[Tensor, Tensor, Tensor]:
+        logits, scores, indices = forward(*given)
+        return logits, 1.001 * scores, indices
+
+    monkeypatch.setattr(MixtralTopKRouter, "forward", with_larger_scores)
+    change = find_change(before, capture(model="micro:mixtral"))
+    assert change.moves_exact
+    assert change.module == "model.layers.0.mlp.gate"
+
+
+def test_mask_of_the_lowest_number_is_finite() -> None:
+    settings = Settings(num_prompts=2, max_new_tokens=2, attention="eager")
+    options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", settings=settings)
+    candidate = open_candidate("micro:llama", parse_run("cpu/bfloat16"), settings)
+    layers = capture_loaded(options, candidate, SilentProgress()).exact_layers
+    assert "model.layers.0 (input 2)" in layers
+    assert all(math.isfinite(one) for values in layers.values() for one in values)
 
 
 @pytest.fixture(scope="module", params=[BertModel, BertForSequenceClassification])

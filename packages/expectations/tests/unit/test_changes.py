@@ -142,7 +142,7 @@ def test_changed_exact_outputs_are_changed_code() -> None:
     verdict, _, change = judge_pair(before, now)
     assert change.answer == (
         "the model's code changed (transformers absent → 5.23.0): the exact outputs move by 0.5, first in"
-        " (model) by 0.1"
+        " the model's own forward, outside its modules by 0.1"
     )
     assert (change.kind, verdict.diagnosis) == ("break", "module-error")
     assert verdict.location is not None

@@ -185,7 +185,14 @@ def test_file_is_named_after_the_model_not_its_machine(model: str, name: str) ->
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("a.b", "a.b"), ("a.b (input)", "a"), ("c.d.e (input)", ""), ("a (input)", "")],
+    [
+        ("a.b", "a.b"),
+        ("a.b (input)", "a"),
+        ("c.d.e (input)", ""),
+        ("a (input)", ""),
+        ("a.b (output 2)", "a.b"),
+        ("a.b (input 3)", "a"),
+    ],
 )
 def test_an_input_is_made_by_the_nearest_caller(name: str, place: str) -> None:
     assert place_of(name, {"", "a", "a.b", "c.d.e"}) == place
