@@ -81,15 +81,18 @@ def assay_command(*words: object, **options: object) -> str:
 
 
 def raised_in_words(error: BaseException) -> str:
-    """Describe an exception from user code, with its innermost line outside installed packages."""
+    """Describe an exception, with its innermost line outside installed packages, or else in transformers."""
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller's
     installed = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
     others = (*installed, str(Path(__file__).parent), "<frozen")
     own = [frame for frame in frames if not frame.filename.startswith(others)]
-    if not own:
+    shown = own or [frame for frame in frames if "transformers" in Path(frame.filename).parts]
+    if not shown:
         return text
-    return f"{text}\n  {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line}"
+    return (
+        f"{text}\n  {shown[-1].filename}:{shown[-1].lineno}, in {shown[-1].name}: {shown[-1].line}"
+    )
 
 
 def exit_in_words(code: int) -> str:

@@ -4,6 +4,7 @@ Shapes: B rows, N stored tokens of a row, T positions, V vocabulary, K kept ids,
 """
 
 import os
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,12 @@ from assay.devices.run_string import Run, parse_run
 from assay.errors import MachineError, UsageError, assay_command, name_some
 from assay.files import UnreadableFileError
 from assay.files.safetensors import DTYPES
-from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
+from assay.generate.generation_loop import (
+    count_tokens,
+    limits_of_generation,
+    model_code,
+    timeline_of,
+)
 from assay.generate.golden import LOGITS
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
 from assay.hooks.coverage_watch import UsageWatch
@@ -48,7 +54,7 @@ from assay.models.load import FLOAT64_PARAMETERS, choose_threads, yardstick_dtyp
 from assay.models.sources import local_folder, resolve_model
 from assay.models.stored_tensors import map_folder
 from assay.models.tensor_sources import find_sources
-from assay.models.weight_files import hash_tensor
+from assay.models.weight_files import hash_tensor, read_tensors, stored_weights
 from assay.progress import subtask
 from assay.runs import Progress, provenance
 from assay_expectations.differences import (
@@ -66,12 +72,7 @@ from assay_expectations.judging import (
     limits_origin,
     values_of,
 )
-from assay_expectations.projections import (
-    layer_errors,
-    pool_sketches,
-    project,
-    sketch_layers,
-)
+from assay_expectations.projections import layer_errors, pool_sketches, project, sketch_layers
 from assay_expectations.records import (
     AllSeen,
     Captured,
@@ -352,6 +353,9 @@ def _plan(
     chats: Sequence[Chat] = (),
 ) -> InputPlan:
     limits = replace(limits_of_generation(loaded), images=(), no_media="")  # texts alone
+    if limits.whole_prefill:  # a model that always raises reads no chunks either
+        with model_code(), torch.no_grad():
+            loaded.model(torch.arange(2, device=next(loaded.model.parameters()).device)[None])
     lengths = parse_lengths(settings.prompt_length) if settings.prompt_length else None
     options = BatchOptions(
         lengths=lengths,
@@ -624,15 +628,22 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
     except UsageError as error:
         missing = missing_tokenizer_files(expected.tokenizer, record_tokenizer(model))
         lost = f"missing tokenizer files: {name_some(missing)}; " if missing else ""
-        return Seen(file=file, problem=f"{lost}{error}", config=config)
+        traceback.print_exception(error)
+        is_same = not config and _has_recorded_files(model, expected)
+        return Seen(file=file, problem=f"{lost}{error}", config=config, has_recorded_files=is_same)
     here = [list(one.ids) for one in candidate.plan.prompts] if prompts else []
     built_in = describe_built_in(expectation.inputs, _inputs_of(candidate), config)
     prompts_of = expectation.prompts, here
     stale = content_differences(expected, candidate.key.content, prompts_of, built_in)
     same = _compare_values(model, expected.weights, candidate.key.content.weights)
     if same:
+        then, now = expected.weights, candidate.key.content.weights
+        sizes = {name: size for name, (_, size) in DTYPES.items()}
+        is_narrower = all(sizes.get(now[one].dtype, 0) <= sizes[then[one].dtype] for one in same)
         stale.append(
-            f"{sum(same.values())} of {len(same)} tensors in another dtype have equal values"
+            f"all {len(same)} tensors changed dtype, and their values were rounded"
+            if is_narrower and not any(same.values())
+            else f"{sum(same.values())} of {len(same)} tensors in another dtype have equal values"
         )
     unread, modules = _find_changed_weights(candidate, expected.weights, same)
     if unread:
@@ -652,9 +663,19 @@ def _observe(file: str, expectation: Expectation, run: Run, request: VerifyReque
         with subtask(f"running {model}", count_tokens(batches), "tokens"):
             observed = observe(candidate.side, batches, expectation.signature, watch)
     except UsageError as error:
-        return seen.model_copy(update={"problem": str(error)})
+        traceback.print_exception(error)
+        found = {"problem": str(error), "has_recorded_files": not (stale or config)}
+        return seen.model_copy(update=found)
     found = {"observed": observed, "usage": Usage.model_validate(watch.to_json())}
     return seen.model_copy(update=found | _request_reference(candidate, expectation, observed))
+
+
+def _has_recorded_files(model: str, expected: Content) -> bool:
+    """Return True if a model that cannot be loaded has the weights and tokenizer of the capture."""
+    with local_folder(resolve_model(model), "refuse") as folder:
+        weights = stored_weights(read_tensors(folder) or [])
+    same_weights = {name: Weight.of(one) for name, one in weights.items()} == expected.weights
+    return same_weights and record_tokenizer(model) == expected.tokenizer
 
 
 def _request_reference(

@@ -265,6 +265,10 @@ def _judge_one(
         facts |= {"stale": True, "summary": _STALE, "next": [restore, accept]}
     if seen.observed is None:
         elsewhere = step_to_verify(seen.file, run, here.model_copy(update={"model": "FOLDER"}))
+        if seen.has_recorded_files:
+            versions = describe_environment(expectation, here)
+            why = f"changed since then: {versions}" if versions else _SAME_VERSIONS
+            restore = replace(restore, purpose=_SAME_FILES.format(why))
         return _judge_without_outputs(seen, facts, restore, elsewhere.command)
     judged = judge_by(expectation, seen.observed.distributions)
     facts["limits_origin"] = expectation.limits_origin
@@ -341,6 +345,8 @@ def _describe_stale(seen: Seen, elsewhere: str = "") -> list[str]:
 
 _STALE = "is stale: its model or its inputs changed"
 _WITHOUT_MODEL = "cannot be verified: its model cannot be loaded or run"
+_SAME_FILES = "the model's files are those of the capture; {}. verify.log has the traceback. Correct the code, then"
+_SAME_VERSIONS = "no version changed, so a library or the setup function may be wrong"
 # What the answer adds to a stale expectation.
 _FAULTS: Mapping[Answer, str] = {
     "code": "the model's code changed",

@@ -305,6 +305,34 @@ def test_model_that_cannot_be_loaded_names_its_changed_settings() -> None:
     )  # fmt: skip
 
 
+def test_first_module_of_a_file_without_all_values_is_not_sure() -> None:
+    newer = {"a (output 2)": [2.0, 1.0, 1.0], **reference(MOVED, None).exact_layers}
+    of = reference(MOVED, None).model_copy(update={"exact_layers": newer})
+    _, sentence, _, _ = answered(MOVED, of)
+    assert (
+        ", first in a by 0.1 (an earlier module may be the cause: not all inputs and results were captured)"
+    ) in sentence
+
+
+@pytest.mark.parametrize(
+    ("versions", "why"),
+    [
+        (VERSIONS, "no version changed, so a library or the setup function may be wrong"),
+        (NEWER, "changed since then: torch 2.13.0 → 2.14.0"),
+    ],
+)
+def test_model_that_cannot_run_with_its_files_is_not_to_be_restored(
+    versions: dict[str, str], why: str
+) -> None:
+    seen = Seen(file="e.json", problem="the model raised", has_recorded_files=True)
+    here = AllSeen(machine=MACHINE, versions=versions, seen=[seen])
+    verdict, _ = judge_seen(RUN, [EXPECTATION], here)
+    assert list_steps(*verdict.next_steps) == (
+        f"the model's files are those of the capture; {why}. verify.log has the traceback. Correct the code, then:\n"
+        "  assay expect verify e.json --run acme/bfloat16"
+    )
+
+
 def test_change_of_settings_is_named_once_beside_stale_content_with_its_place() -> None:
     seen = Seen(
         file="e.json", observed=observed(MOVED), reference=with_restored(EXACT),

@@ -151,6 +151,66 @@ def test_model_whose_weights_cannot_be_read_is_missing(
     assert problem in seen.missing
 
 
+def shipped_with(folder: Path, **key: object) -> str:
+    """Write the shipped expectation of micro:llama with its settings, and other content of its key."""
+    (shipped,) = SHIPPED.glob("cpu-*-float32-micro-llama.json")
+    found = read_expectation(shipped)
+    content = found.key.content.model_copy(update=key)
+    key_of_file = found.key.model_copy(update={"content": content})
+    update = {"config": record_settings("micro:llama"), "key": key_of_file}
+    return str(write_expectation(found.model_copy(update=update), folder / "e.json"))
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("edited")
+
+
+def refuse_rows(_: object, values: torch.Tensor) -> torch.Tensor:
+    """Replace a forward: raise in a batch, as opposed to the probe of a single text."""
+    if len(values) > 1:
+        raise RuntimeError("edited")
+    return values
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement"),
+    [("forward", refuse_rows), ("forward", refuse), ("__init__", refuse)],
+)
+@pytest.mark.parametrize("has_other_weights", [False, True])
+def test_library_that_raises_is_not_blamed_on_the_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    method: str,
+    replacement: "Callable[..., object]",
+    has_other_weights: bool,
+) -> None:
+    file = shipped_with(tmp_path)
+    shutil.copytree(RECIPES["llama"].folder, tmp_path / "model")
+    if has_other_weights:
+        weights = tmp_path / "model/model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    monkeypatch.setattr(LlamaMLP, method, replacement)
+    request = VerifyRequest(files=[file], run="cpu/float32", model=str(tmp_path / "model"))
+    (seen,) = observe_all(request, SilentProgress()).seen
+    assert seen.has_recorded_files is not has_other_weights
+    assert "edited" in str(seen.problem)
+    assert "RuntimeError: edited" in capfd.readouterr().err
+
+
+def test_weights_that_were_rounded_are_called_so(tmp_path: Path) -> None:
+    (shipped,) = SHIPPED.glob("cpu-*-float32-micro-llama.json")
+    weights = {
+        name: one.model_copy(update={"dtype": "F32", "hash": "of other values"})
+        for name, one in read_expectation(shipped).key.content.weights.items()
+    }
+    request = VerifyRequest(files=[shipped_with(tmp_path, weights=weights)], run="cpu/float32")
+    (seen,) = observe_all(request, SilentProgress()).seen
+    assert seen.stale[1] == "all 39 tensors changed dtype, and their values were rounded"
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_changed_code_moves_the_yardstick_with_the_recorded_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
