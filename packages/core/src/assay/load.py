@@ -162,4 +162,4 @@ def _other_settings(
     if report.tokenizer:
         begins = inspection.find_second_begins(load_tokenizer(folder, remote_code))
         for what, ids, count in begins:
-            yield f"the token ids of {what}", (ids[count - 1 :], ids)
+            yield f"the list of token ids of {what}", (ids[count - 1 :], ids)

@@ -133,7 +133,7 @@ def test_a_chat_that_begins_twice_fails_beside_its_right_tokens(tmp_path: Path) 
 
     assert made.code == 0, made.stderr
     code, output = run_alone(tmp_path / "alone/reproduce.py")
-    assert (code, output.splitlines()[-1]) == (1, "FAIL: the token ids of a chat is wrong")
+    assert (code, output.splitlines()[-1]) == (1, "FAIL: the list of token ids of a chat is wrong")
 
 
 def test_a_run_that_passed_is_refused(tmp_path: Path) -> None:
