@@ -239,4 +239,4 @@ def test_encoder_gets_the_mask_without_which_a_part_never_runs(tmp_path: Path) -
 
     limits = limits_of_generation(load_model(str(model), dtype="float32"))
 
-    assert [one.name for one in limits.media] == ["global_attention_mask"]
+    assert [one.name for one in limits.optional] == ["global_attention_mask"]
