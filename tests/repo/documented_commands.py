@@ -19,7 +19,8 @@ _PROGRAMS = {
 }
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 _DURATION = re.compile(r"\b[\d.]+ ?s\b.*")
-_TOLERANCE = 0.1  # relative, of the numbers of a verdict on another machine
+# Relative: the noise of float32 made 405 on an AMD EPYC, and 484 on an Intel Xeon.
+_TOLERANCE = 0.25
 
 
 def shell_commands(document: str) -> Iterator[list[str]]:
@@ -72,7 +73,7 @@ def follow(document: str, folder: Path) -> int:
 def assert_shown(printed: list[str], shown: list[str]) -> None:
     """Assert that `printed` begins with the lines `shown`, in which [...] stands for any lines.
 
-    The numbers of a verdict may differ by 10 %, and its lines about the worst place and its notes are not compared:
+    The numbers of a verdict may differ by 25 %, and its lines about the worst place and its notes are not compared:
     both depend on the machine.
     """
     is_verdict = shown[0][:1] in tuple("✓✗?")
