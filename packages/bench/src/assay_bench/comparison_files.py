@@ -272,8 +272,10 @@ def _next_steps(comparison: EvaluationComparison) -> list[NextStep]:
     for task in comparison.tasks:
         lacking = [one for one in _undecided(task) if one.items_needed]
         has_too_few = any(not _limit_of(task, one, comparison) for one in lacking)
-        steps += [(task.name, task.next_step)] * bool(task.next_step)
-        steps += [(task.name, _TOO_FEW_DOCUMENTS)] * has_too_few
+        if task.next_step:
+            steps.append((task.name, task.next_step))
+        if has_too_few:
+            steps.append((task.name, _TOO_FEW_DOCUMENTS))
     return list(map(NextStep, merge_texts(steps)))
 
 

@@ -87,15 +87,21 @@ def reproduce(
         failed = _Failed(kind, check, rows, with_text, Path(scratch), progress)
         for number, location in enumerate(places):
             of_state = location.phase == "checkpoint" or verdict.diagnosis == "weight-mismatch"
-            attempts = [failed.find_operations, *[failed.find_state] * (of_state or not number)]
-            for attempt in reversed(attempts) if of_state else attempts:
+            attempts: list[Any] = [failed.find_operations]
+            if of_state:
+                attempts.insert(0, failed.find_state)
+            elif not number:
+                attempts.append(failed.find_state)
+            for attempt in attempts:
                 found = attempt(location)
                 if not isinstance(found, str):
                     if number:
                         progress.note(f"{reasons[0]}. The folder shows {describe_place(location)}")
                     script = found.write(describe_location(location), verdict, folder)
-                    return print_text(f"python {script}")
-                reasons += [f"{describe_place(location)}: {found}"] * bool(found)
+                    print_text(f"python {script}")
+                    return
+                if found:
+                    reasons.append(f"{describe_place(location)}: {found}")
         reason = next(iter(reasons), why or "it names no place")
         raise UsageError(f"{run} cannot be reproduced: {reason}")
 
@@ -149,8 +155,9 @@ class _Failed:
         # Values that must be equal have no token, and their place no step.
         for step in (location.step, None):
             check, candidate = self._begin()
-            wanted = Wanted(step, ports)
-            pairs = pairs or pair_programs(function, check, wanted, self.progress, **candidate)
+            pairs = pair_programs(function, check, Wanted(step, ports), self.progress, **candidate)
+            if pairs:
+                break
         run, limits = parse_run(str(self.check.candidate)), load_limits(self.check.limits)
         by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
         with self.progress.step("making it smaller"):

@@ -218,7 +218,7 @@ def read_text(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Tensor:
     num_new = tokens_BN.shape[1]
     kept: list[Tensor] = []
 
-    def ask(_module: object, arguments: Any, named: dict[str, Any]) -> Any:  # noqa: ANN401 - see below
+    def ask(_module: object, arguments: Any, named: dict[str, Any]) -> Any:  # noqa: ANN401 - of any model
         # Some models' generation asks for the number of logits in their configuration.
         return arguments, named | ({"logits_to_keep": num_new} if "logits_to_keep" in named else {})
 

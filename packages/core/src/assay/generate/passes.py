@@ -453,6 +453,7 @@ _EXACT = {"float64": 1e-12, "float32": 1e-5}
 # By dtype of the yardstick, the largest relative error of logits between decode steps and one call over the same
 # text. Parts of some float64 models compute in float32, whose unit roundoff is 6e-8. They reach 3e-6.
 _LARGEST_CONTRADICTION = {"float64": 3e-5, "float32": 1e-3}
+_SMALLEST = torch.finfo(torch.float32).tiny  # stands for the size of logits that are all zero
 
 # The trial rounds nothing: with rounded inputs, steps read keys from the cache that were rounded when they
 # were written, and a whole text reads them as they were computed.
@@ -497,8 +498,8 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
 def find_contradiction(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor) -> str:
     """Compare the logits of generation steps with those of one call over the same text.
 
-    Returns: a note; "" if they agree, if no call reads the whole text, or if the model chooses keys by their
-        scores, as equal scores are chosen in any order.
+    Returns: a note if they disagree or the model raises in that call; "" if they agree, or if its logits depend on
+        the length: by its positions, or because it chooses keys by their scores, equal ones in any order.
     """
     loaded, batch = side.loaded, work.batch
     config: Any = loaded.config
@@ -506,19 +507,26 @@ def find_contradiction(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Te
     depends_on_length = chooses_keys or _rope_depends_on_length(loaded)
     if loaded.decoder_start or batch.holds_media or depends_on_length:
         return ""
-    with side.running(), suppress(OutputError):
-        text_BNV = read_text(loaded, replace(batch, prefill_chunk=None), tokens_BN)
-        errors_BN = (logits_BNV.float() - text_BNV).norm(dim=-1) / text_BNV.norm(dim=-1)
-        wrong = (_LARGEST_CONTRADICTION[loaded.dtype] < errors_BN.T).nonzero()
-        if len(wrong):
-            step, row = wrong[0].tolist()
-            how = "decode steps" if batch.prefill_chunk is None else "a prefill in chunks"
-            return (
-                f"the model's code contradicts itself: {how} and one call over the same text compute other logits"
-                f" (relative error up to {float(errors_BN.max()):.2g}, first at prompt {batch.prompts[row]}, new token"
-                f" {step}): it loses a part of its cache, or reads later tokens. Both sides share this code"
-            )
-    return ""
+    how = "decode steps" if batch.prefill_chunk is None else "a prefill in chunks"
+    try:
+        with side.running():
+            text_BNV = read_text(loaded, replace(batch, prefill_chunk=None), tokens_BN)
+    except OutputError as error:
+        return f"{how}: not compared with one call over the same text: {first_line(error)}"
+    steps_BNV = logits_BNV.float()
+    # Infinite logits of excluded tokens are equal; NaN on one side is an error.
+    same = (steps_BNV == text_BNV) | (steps_BNV.isnan() & text_BNV.isnan())
+    size_BN = text_BNV.where(text_BNV.isfinite(), 0.0).norm(dim=-1).clamp(min=_SMALLEST)
+    errors_BN = (steps_BNV - text_BNV).where(~same, 0.0).norm(dim=-1) / size_BN
+    wrong = (~errors_BN.le(_LARGEST_CONTRADICTION[loaded.dtype])).T.nonzero()
+    if not len(wrong):
+        return ""
+    step, row = wrong[0].tolist()
+    return (
+        f"the model's code contradicts itself: {how} and one call over the same text compute other logits"
+        f" (relative error up to {float(errors_BN.max()):.2g}, first at prompt {batch.prompts[row]}, new token"
+        f" {step}): it loses a part of its cache, or reads later tokens. Both sides share this code"
+    )
 
 
 def attach_text_steps(writer: TraceWriter, works: Sequence[Work]) -> None:

@@ -23,7 +23,7 @@ _EXCLUDED = re.compile(
     r"|encoder_outputs|past_key_values|.*head_mask"
 )
 _OF_TEXT = re.compile(r"\{0\}|(input_ids|sequence|seq)_?len(gth)?|seqlen")
-# An encoder's output, and images or sounds, whose sequence is none of tokens.
+# An encoder's output, images and sounds: their sequence length is not the number of tokens.
 _OF_OWN_LENGTH = re.compile(r"encoder_|pixel_|input_(features|values)")
 _FEW = 4
 _WIDTHS = ("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size")

@@ -180,7 +180,7 @@ def value_in_form(source: TensorSource, actual: Tensor) -> Tensor:
     as_stored = value
     if value.shape != actual.shape and value.dim() == 2:
         value = value.t()
-    # A single number, such as the batches that a norm counted, is no code of a quantized weight.
+    # Codes of quantized weights have dims. A single integer, such as a norm's count of batches, is a value.
     same_kind = not value.dim() or value.dtype.is_floating_point == actual.dtype.is_floating_point
     if value.shape != actual.shape or not same_kind:
         raise UnknownFormError(f"stored as {_describe(as_stored)}, in memory {_describe(actual)}")

@@ -155,6 +155,35 @@ def test_model_that_computes_something_else_step_by_step_contradicts_itself(
 
 
 @pytest.mark.parametrize(
+    ("logit", "in_steps", "is_noted"),
+    [(-torch.inf, -torch.inf, False), (torch.nan, torch.nan, False), (0.0, torch.nan, True)],
+)
+def test_logits_that_are_not_finite_agree_only_with_their_like(
+    side: Side, logit: float, in_steps: float, *, is_noted: bool
+) -> None:
+    def replace_one(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        output = output.clone()
+        output[..., 3] = in_steps if output.shape[1] == 1 and is_noted else logit
+        return output
+
+    head = side.loaded.model.get_submodule("lm_head")
+    with head.register_forward_hook(replace_one):
+        assert bool(contradiction_of(side, BATCH)) is is_noted
+
+
+def test_text_that_no_call_reads_is_noted(side: Side) -> None:
+    def refuse_texts(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        if output.shape[1] > 5:  # the longest prompt
+            raise RuntimeError("no kernel")
+
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(refuse_texts):
+        assert contradiction_of(side, BATCH) == (
+            "decode steps: not compared with one call over the same text: the model raised RuntimeError: no kernel"
+        )
+
+
+@pytest.mark.parametrize(
     ("setting", "value"), [("index_topk", 2), ("rope_parameters", {"rope_type": "dynamic"})]
 )
 def test_model_whose_choices_or_positions_depend_on_the_length_is_not_compared(

@@ -1,7 +1,6 @@
-"""What `assay reproduce` runs in processes of training.
+"""Record the programs of a training step, and find wrong state of a trainer, for `assay reproduce`.
 
-It records the programs that made wrong values of a step, and finds the state that a trainer loads, keeps, saves or
-restores wrongly.
+The state is wrong if the trainer loads, keeps, saves or restores other values.
 """
 
 import math
