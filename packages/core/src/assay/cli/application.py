@@ -447,7 +447,7 @@ def report(
 @with_options
 def explain(
     diagnosis: Annotated[
-        str | None, Option("A diagnosis of verdict.json; without it, all are listed.")
+        str | None, Option("A diagnosis, outcome or exit code; without it, all are listed.")
     ] = None,
 ) -> None:
     """Say what a diagnosis means, its usual causes, and what to do."""

@@ -67,9 +67,10 @@ def format_against(value: float, limit: float) -> tuple[str, str]:
 
 
 class DiagnosisEntry(Record):
-    """One entry of diagnoses.toml."""
+    """One entry of diagnoses.toml or terms.toml."""
 
-    verdict: Outcome
+    verdict: Outcome | None = None
+    """None for a word that goes with no outcome."""
     summary: str
     summary_without_place: str = ""
     """The summary for a verdict without a place; "" for the same."""
@@ -89,27 +90,20 @@ def _load(file: str) -> dict[str, DiagnosisEntry]:
     return {name: DiagnosisEntry.model_validate(entry) for name, entry in entries.items()}
 
 
-def find_diagnosis(name: str) -> DiagnosisEntry:
-    """Return the entry of diagnosis `name`, or of another word of messages (terms.toml).
+def describe_diagnosis(name: str) -> str:
+    """Return the text of `assay explain` for a diagnosis, a word of terms.toml or an exit code, in paragraphs.
 
     Raises: UsageError for an unknown name, with the nearest one.
     """
     entries = _load_entries()
-    if name in entries:
-        return entries[name]
-    near = difflib.get_close_matches(name, entries, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(entries)}"
-    raise UsageError(f"unknown diagnosis {name!r}{hint}")
-
-
-def describe_diagnosis(name: str) -> str:
-    """Return the text of `assay explain` for one diagnosis, in paragraphs.
-
-    Raises: UsageError for an unknown name.
-    """
-    entry = find_diagnosis(name)
+    entry = entries.get({str(one.exit_code): one.value for one in Outcome}.get(name, name))
+    if entry is None:
+        near = difflib.get_close_matches(name, entries, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(entries)}"
+        raise UsageError(f"unknown diagnosis {name!r}{hint}")
+    verdict = f" ({entry.verdict})" if entry.verdict not in (None, name) else ""
     return "\n\n".join([
-        f"{name} ({entry.verdict.value}): {entry.summary}.",
+        f"{name}{verdict}: {entry.summary}.",
         entry.meaning.strip(),
         f"Typical causes: {'; '.join(entry.causes)}.",
         f"What to do next: {entry.advice.strip()}",
@@ -118,7 +112,7 @@ def describe_diagnosis(name: str) -> str:
 
 def list_diagnoses() -> list[tuple[str, str, str]]:
     """Return name, verdict and summary of everything that `describe_diagnosis` describes."""
-    return [(name, entry.verdict.value, entry.summary) for name, entry in _load_entries().items()]
+    return [(name, entry.verdict or "", entry.summary) for name, entry in _load_entries().items()]
 
 
 def _load_entries() -> dict[str, DiagnosisEntry]:

@@ -97,6 +97,22 @@ def test_words_of_messages_are_explained_and_are_not_diagnoses() -> None:
     assert "underpowered" not in load_diagnoses()
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("PASS", "PASS: everything was compared"),
+        ("FAIL", "FAIL: an error was found"),
+        ("NOT_COMPARED", "NOT_COMPARED: something was not looked at"),
+        ("0", "0 (PASS): everything"),
+        ("1", "1 (FAIL): an error"),
+        ("2", "2: usage or environment error"),
+        ("3", "3 (NOT_COMPARED): something"),
+    ],
+)
+def test_outcomes_and_exit_codes_are_explained(name: str, start: str) -> None:
+    assert describe_diagnosis(name).startswith(start)
+
+
 PASSING = {"near-tie", "representation-difference", "below-resolution"}
 
 
