@@ -166,6 +166,13 @@ class ReplayResults:
         for result in self.ports.values():
             result.sums.flush()
 
+    def keep_larger_row_slopes(self, other: "ReplayResults") -> None:
+        """Replace the sums of row slopes at each port where those of `other` are larger."""
+        for key, result in self.ports.items():
+            if key in other.ports:
+                pair = result.sums, other.ports[key].sums
+                result.sums.row_slopes = max(pair, key=PairSums.row_slope).row_slopes
+
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the results as JSON values and named tensors, after a flush."""
         self.flush()

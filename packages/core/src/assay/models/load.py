@@ -18,6 +18,7 @@ from assay.models import weight_files
 from assay.models.config_files import (
     NUM_BYTES,
     Message,
+    attention_of,
     find_model_class,
     find_tokenizing,
     first_line,
@@ -53,6 +54,10 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+FUSED = "sdpa"
+"""What transformers calls torch's fused attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +324,16 @@ def add_biases_last(model: nn.Module) -> None:
 
 def _bias_last(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     return lambda input: functional.linear(input, linear.weight) + linear.bias  # noqa: A006
+
+
+def use_fused_attention(model: nn.Module) -> bool:
+    """Switch `model` to torch's fused attention. Returns: False if its class lacks it."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        with suppress(ValueError, ImportError):
+            model.set_attn_implementation(FUSED)
+    return attention_of(model) == FUSED
 
 
 def stored_dtype(model: str, remote_code: RemoteCode) -> str:

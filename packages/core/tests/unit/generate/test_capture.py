@@ -1,16 +1,20 @@
-"""A model whose code computes NaN in float64 only, as an overflowing mask of ProphetNet does."""
+"""Models whose code computes NaN in float64 only, as an overflowing mask of ProphetNet does; noise of attention."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate import capture
+from assay.generate.golden import NOISE
 from assay.generate.spec import GoldenSpec, InputOptions
+from assay.judge.results import read_results
 from assay.runs import SilentProgress
+from assay.trace import Trace
 
 INPUTS = InputOptions(prompt_length="4:6", max_new_tokens=2)
 
@@ -73,3 +77,24 @@ def test_other_models_keep_float64(tmp_path: Path) -> None:
     golden = capture_for("bfloat16", tmp_path / "golden")
     assert golden.sections["bfloat16"].yardstick_dtype == "float64"
     assert not [note for note in golden.notes if "NaN" in note]
+
+
+def test_noise_of_rows_is_that_of_fused_attention_where_it_is_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager attention happens to round four nearly equal weights to exactly a quarter each."""
+
+    def use_less_accurate(model: nn.Module) -> bool:
+        projection = model.get_submodule("model.layers.0.self_attn.o_proj")
+        projection.register_forward_pre_hook(lambda _, inputs: (1.03125 * inputs[0],))
+        return True
+
+    monkeypatch.setattr(capture, "use_fused_attention", use_less_accurate)
+    capture_for("bfloat16", tmp_path / "golden")
+    noise = read_results(Trace.open(tmp_path / "golden" / "bfloat16"), NOISE)
+    slopes = [
+        noise.ports[f"model.layers.{layer}.self_attn.o_proj", "input.input"].sums.row_slope()[0]
+        for layer in (0, 1)
+    ]
+    assert slopes[0] == pytest.approx(0.03125, rel=0.1)
+    assert slopes[1] < 0.002

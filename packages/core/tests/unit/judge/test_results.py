@@ -140,3 +140,19 @@ def test_sums_that_hold_infinity_survive(tmp_path: Path) -> None:
     read = through_a_trace(results, tmp_path / "t")
 
     assert read.ports["mlp", "output"].sums.relative_error == math.inf
+
+
+def test_larger_row_slopes_replace_those_of_a_run_that_happened_to_be_exact() -> None:
+    exact, rounded, unknown = ReplayResults(), ReplayResults(), ReplayResults()
+    expected = torch.rand(8, 16, dtype=torch.float64) + 1
+    address = torch.arange(8)
+    for results, factor in ((exact, 1.0), (rounded, 1.01)):
+        at_port = results.at("attn", "output", Stage("attn"), "bfloat16", "Attention")
+        at_port.sums.add(factor * expected, expected, address, address)
+    exact.keep_larger_row_slopes(rounded)
+    exact.keep_larger_row_slopes(unknown)
+    sums = exact.ports["attn", "output"].sums
+    assert sums.row_slope()[0] == pytest.approx(0.01)
+    assert sums.relative_error == 0
+    rounded.keep_larger_row_slopes(exact)
+    assert rounded.ports["attn", "output"].sums.row_slope()[0] == pytest.approx(0.01)
