@@ -1,5 +1,7 @@
 """Modes of torch that see the functions that a model calls, and their suspension while assay itself computes."""
 
+import functools
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +17,8 @@ from assay.devices.base import SuspendedExecution
 
 class _State(threading.local):
     depth = 0
+    dtype = ""
+    """Of the models that ran last."""
 
 
 _state = _State()
@@ -138,5 +142,18 @@ class ExactDouble(FunctionMode):
 
 
 def exact_for(dtype: str) -> AbstractContextManager[object]:
-    """Return the context in which a model of `dtype` runs: `ExactDouble` for float64."""
+    """Return the context in which a model of `dtype` runs: `ExactDouble` for float64.
+
+    The first for another dtype than before drops what the code of models cached, such as tables of positions:
+    the arguments are the same, and the values have another precision.
+    """
+    if _state.dtype not in ("", dtype):
+        for one in gc.get_objects():
+            if type(one) is functools._lru_cache_wrapper and _is_of_models(one):  # noqa: SLF001
+                one.cache_clear()
+    _state.dtype = dtype
     return ExactDouble() if dtype == "float64" else nullcontext()
+
+
+def _is_of_models(function: Function) -> bool:
+    return str(function.__module__).startswith(("transformers.models.", "transformers_modules."))

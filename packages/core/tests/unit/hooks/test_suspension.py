@@ -1,5 +1,6 @@
 """The yardstick in double precision against independent arithmetic."""
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from assay.hooks.suspension import ExactDouble, is_suspended, suspended
+from assay.hooks.suspension import ExactDouble, exact_for, is_suspended, suspended
 
 
 class _Counting(TorchFunctionMode):
@@ -254,3 +255,20 @@ def _attention(module: LlamaAttention, x: Tensor, tables: tuple[Tensor, Tensor])
         result.append(heads)
     output: Tensor = module.o_proj(torch.tensor([result], dtype=torch.float64))
     return output.detach()
+
+
+def test_values_that_model_code_cached_in_another_dtype_are_dropped() -> None:
+    def positions() -> Tensor:
+        return torch.arange(3, dtype=torch.float32) / 3
+
+    positions.__module__ = "transformers.models.any.modeling_any"
+    of_model = functools.lru_cache(positions)
+    positions.__module__ = "assay.any"
+    own = functools.lru_cache(positions)
+    with exact_for("float64"):
+        assert (of_model().dtype, own().dtype) == (torch.float64, torch.float64)
+    with exact_for("bfloat16"):
+        assert (of_model().dtype, own().dtype) == (torch.float32, torch.float64)
+        narrow = of_model()
+    with exact_for("bfloat16"):
+        assert of_model() is narrow
