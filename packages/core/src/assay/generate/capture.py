@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ from assay.generate.passes import (
     accumulated_errors,
     attach_choice_noise,
     attach_text_steps,
-    find_contradiction,
+    find_contradictions,
     find_pointwise,
     processed_scores,
     record,
@@ -129,7 +130,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
         with TraceWriter(spec.folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(spec, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, record_choices(writer)))
-            notes += filter(None, section.contradictions.values())
+            notes += chain.from_iterable(section.contradictions.values())
             del yardstick
             retries = section.has_nan and precision == "float64" and dtype != "float32"
             if not retries:
@@ -239,7 +240,7 @@ class _Capture:
         self.outputs: list[str] = []
         self.has_nan = False
         """True if the yardstick returned NaN."""
-        self.contradictions: dict[int | None, str] = {}
+        self.contradictions: dict[int | None, list[str]] = {}
         """A note for each way to read prompts; "" if one call over a text computes the same logits."""
 
     def run_yardstick(self, side: Side) -> None:
@@ -337,8 +338,9 @@ class _Capture:
         for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
             scores = processed_scores(side, work, tokens, expected, sampling)
             self._attach("scores", work, scores)
-            if (chunk := work.batch.prefill_chunk) not in self.contradictions:
-                self.contradictions[chunk] = find_contradiction(side, work, tokens, expected)
+            chunk = work.batch.prefill_chunk
+            if not work.batch.holds_media and chunk not in self.contradictions:
+                self.contradictions[chunk] = find_contradictions(side, work, tokens, expected)
             advance_task("batches")
 
     def _attach_noise_outputs(self, side: Side, wide: str) -> bool:

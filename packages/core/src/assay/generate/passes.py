@@ -125,14 +125,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
         Work(batch, BatchSource(batch.number))
         if batch in whole
         else Work(
-            replace(
-                batch,
-                rows=batch.rows[row : row + 1],
-                prompts=batch.prompts[row : row + 1],
-                media=batch.media[row : row + 1],
-                padded_to=batch.length,
-            ),
-            BatchSource(batch.number, row),
+            replace(batch.select_row(row), padded_to=batch.length), BatchSource(batch.number, row)
         )
         for batch in batches
         for row in range(1 if batch in whole else len(batch.prompts))
@@ -495,38 +488,62 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
     return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
 
-def find_contradiction(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor) -> str:
-    """Compare the logits of generation steps with those of one call over the same text.
+def find_contradictions(
+    side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor
+) -> list[str]:
+    """Compare the logits of steps with those of one call over the text, and of a padded text with those of it alone.
 
-    Returns: a note if they disagree or the model raises in that call; "" if they agree, or if its logits depend on
-        the length: by its positions, or because it chooses keys by their scores, equal ones in any order.
+    Returns: a note for each pair that disagrees, or if the model raises; none for a model whose logits depend on the
+        length: by its positions, or because it chooses keys by their scores, equal ones in any order.
     """
     loaded, batch = side.loaded, work.batch
     config: Any = loaded.config
-    chooses_keys = hasattr(config.get_text_config(decoder=True), "index_topk")
-    depends_on_length = chooses_keys or _rope_depends_on_length(loaded)
-    if loaded.decoder_start or batch.holds_media or depends_on_length:
-        return ""
+    num_keys = getattr(config.get_text_config(decoder=True), "index_topk", None)
+    chooses_keys = num_keys is not None and num_keys < batch.length + batch.max_new_tokens
+    if loaded.decoder_start or chooses_keys or _rope_depends_on_length(loaded):
+        return []
     how = "decode steps" if batch.prefill_chunk is None else "a prefill in chunks"
+    batch = replace(batch, prefill_chunk=None)
+    shortest = min(range(len(batch.rows)), key=lambda row: len(batch.rows[row]))
+    alone, own = batch.select_row(shortest), slice(shortest, shortest + 1)
     try:
         with side.running():
-            text_BNV = read_text(loaded, replace(batch, prefill_chunk=None), tokens_BN)
+            text_BNV = read_text(loaded, batch, tokens_BN)
+            is_padded = alone.length < batch.length
+            alone_BNV = read_text(loaded, alone, tokens_BN[own]) if is_padded else text_BNV[own]
     except OutputError as error:
-        return f"{how}: not compared with one call over the same text: {first_line(error)}"
-    steps_BNV = logits_BNV.float()
+        return [f"{how}: not compared with one call over the same text: {first_line(error)}"]
+    limit = _LARGEST_CONTRADICTION[loaded.dtype]
+    by_step = _first_difference(logits_BNV.float(), text_BNV, batch.prompts, limit)
+    by_padding = _first_difference(text_BNV[own], alone_BNV, alone.prompts, limit)
+    found = []
+    if by_step:
+        found.append(
+            f"{how} and one call over the same text compute other logits ({by_step}): it loses a part of its cache, or"
+            " reads later tokens"
+        )
+    if by_padding:
+        found.append(
+            f"a text alone and beside a longer one has other logits ({by_padding}): it reads padding, or counts"
+            " positions from it"
+        )
+    return [f"the model's code contradicts itself: {one}. Both sides share this code" for one in found]
+
+
+def _first_difference(
+    actual_BNV: Tensor, expected_BNV: Tensor, prompts: Sequence[int], limit: float
+) -> str:
+    """Return the size and place of the first error of logits over `limit`; "" if there is none."""
     # Infinite logits of excluded tokens are equal; NaN on one side is an error.
-    same = (steps_BNV == text_BNV) | (steps_BNV.isnan() & text_BNV.isnan())
-    size_BN = text_BNV.where(text_BNV.isfinite(), 0.0).norm(dim=-1).clamp(min=_SMALLEST)
-    errors_BN = (steps_BNV - text_BNV).where(~same, 0.0).norm(dim=-1) / size_BN
-    wrong = (~errors_BN.le(_LARGEST_CONTRADICTION[loaded.dtype])).T.nonzero()
+    same = (actual_BNV == expected_BNV) | (actual_BNV.isnan() & expected_BNV.isnan())
+    size_BN = expected_BNV.where(expected_BNV.isfinite(), 0.0).norm(dim=-1).clamp(min=_SMALLEST)
+    errors_BN = (actual_BNV - expected_BNV).where(~same, 0.0).norm(dim=-1) / size_BN
+    wrong = (~errors_BN.le(limit)).T.nonzero()
     if not len(wrong):
         return ""
     step, row = wrong[0].tolist()
-    return (
-        f"the model's code contradicts itself: {how} and one call over the same text compute other logits"
-        f" (relative error up to {float(errors_BN.max()):.2g}, first at prompt {batch.prompts[row]}, new token"
-        f" {step}): it loses a part of its cache, or reads later tokens. Both sides share this code"
-    )
+    largest = float(errors_BN.max())
+    return f"relative error up to {largest:.2g}, first at prompt {prompts[row]}, new token {step}"
 
 
 def attach_text_steps(writer: TraceWriter, works: Sequence[Work]) -> None:

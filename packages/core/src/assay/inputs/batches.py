@@ -415,6 +415,12 @@ class Batch:
         """Count the tokens of each row including padding, T."""
         return max(self.padded_to, *(len(row) for row in self.rows))
 
+    def select_row(self, row: int) -> "Batch":
+        """Return a batch of one row, without the padding that it had beside others."""
+        own = slice(row, row + 1)
+        rows, prompts, media = self.rows[own], self.prompts[own], self.media[own]
+        return replace(self, rows=rows, prompts=prompts, media=media, padded_to=0)
+
     @property
     def holds_media(self) -> bool:
         """Return True if a text holds an image or a sound."""

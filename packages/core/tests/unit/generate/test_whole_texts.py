@@ -14,7 +14,7 @@ from assay.generate.passes import (
     Side,
     Work,
     attach_text_steps,
-    find_contradiction,
+    find_contradictions,
     record,
     run_all_free,
     run_forced,
@@ -119,10 +119,10 @@ def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
     assert work.text_step is None
 
 
-def contradiction_of(side: Side, batch: Batch) -> str:
+def contradictions_of(side: Side, batch: Batch) -> list[str]:
     work = Work(batch, BatchSource(0))
     free = run_free(side, work, {})
-    return find_contradiction(side, work, free.tokens, free.logits)
+    return find_contradictions(side, work, free.tokens, free.logits)
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
@@ -131,8 +131,8 @@ def contradiction_of(side: Side, batch: Batch) -> str:
 def test_steps_of_a_correct_model_agree_with_one_call(
     name: str, dtype: str, chunk: int | None
 ) -> None:
-    batch = replace(BATCH, rows=BATCH.rows[1:], prompts=(1,), prefill_chunk=chunk)
-    assert not contradiction_of(side_of(name, dtype), batch)
+    batch = BATCH if chunk is None else replace(BATCH.select_row(1), prefill_chunk=chunk)
+    assert contradictions_of(side_of(name, dtype), batch) == []
 
 
 @pytest.mark.parametrize(("chunk", "part"), [(None, "decode steps"), (2, "a prefill in chunks")])
@@ -144,10 +144,10 @@ def test_model_that_computes_something_else_step_by_step_contradicts_itself(
     def scale_short_calls(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
         return output * 1.01 if output.shape[1] <= 2 else output
 
-    batch = replace(BATCH, rows=BATCH.rows[1:], prompts=(7,), prefill_chunk=chunk)
+    batch = replace(BATCH.select_row(1), prompts=(7,), prefill_chunk=chunk)
     up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
     with up.register_forward_hook(scale_short_calls):
-        note = contradiction_of(side, batch)
+        (note,) = contradictions_of(side, batch)
 
     first = 1 if chunk is None else 0
     assert note.startswith(f"the model's code contradicts itself: {part} and one call over")
@@ -168,7 +168,7 @@ def test_logits_that_are_not_finite_agree_only_with_their_like(
 
     head = side.loaded.model.get_submodule("lm_head")
     with head.register_forward_hook(replace_one):
-        assert bool(contradiction_of(side, BATCH)) is is_noted
+        assert bool(contradictions_of(side, BATCH)) is is_noted
 
 
 def test_text_that_no_call_reads_is_noted(side: Side) -> None:
@@ -178,16 +178,38 @@ def test_text_that_no_call_reads_is_noted(side: Side) -> None:
 
     up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
     with up.register_forward_hook(refuse_texts):
-        assert contradiction_of(side, BATCH) == (
+        assert contradictions_of(side, BATCH) == [
             "decode steps: not compared with one call over the same text: the model raised RuntimeError: no kernel"
-        )
+        ]
+
+
+def test_model_that_reads_padding_contradicts_itself(side: Side) -> None:
+    """RWKV ignores the mask, and DeepSeek-V4's compressor pools padding (transformers 5.23, issue 45938)."""
+
+    def add_first_column(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output + 0.1 * output[:, :1]
+
+    batch = replace(BATCH, prompts=(3, 4))
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(add_first_column):
+        *_, note = contradictions_of(side, batch)
+
+    assert note.startswith(
+        "the model's code contradicts itself: a text alone and beside a longer one has other logits (relative error"
+    )
+    assert "first at prompt 3, new token 0): it reads padding" in note
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("index_topk", 2), ("rope_parameters", {"rope_type": "dynamic"})]
+    ("setting", "value", "is_compared"),
+    [
+        ("index_topk", 7, False),
+        ("index_topk", 8, True),  # as many keys as the text has
+        ("rope_parameters", {"rope_type": "dynamic"}, False),
+    ],
 )
-def test_model_whose_choices_or_positions_depend_on_the_length_is_not_compared(
-    side: Side, setting: str, value: object, monkeypatch: pytest.MonkeyPatch
+def test_model_is_not_compared_if_its_choices_or_positions_depend_on_the_length(
+    side: Side, setting: str, value: object, monkeypatch: pytest.MonkeyPatch, *, is_compared: bool
 ) -> None:
     def scale_single_tokens(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
         return output * 1.01 if output.shape[1] == 1 else output
@@ -195,7 +217,7 @@ def test_model_whose_choices_or_positions_depend_on_the_length_is_not_compared(
     monkeypatch.setattr(side.loaded.config, setting, value, raising=False)
     up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
     with up.register_forward_hook(scale_single_tokens):
-        assert not contradiction_of(side, BATCH)
+        assert bool(contradictions_of(side, BATCH)) is is_compared
 
 
 def test_all_logits_of_a_text_are_read_where_the_model_asks_for_one(
