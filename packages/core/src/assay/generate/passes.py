@@ -488,9 +488,7 @@ def with_whole_texts(side: Side, works: Sequence[Work], progress: Progress) -> l
     return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
 
-def find_contradictions(
-    side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor
-) -> list[str]:
+def find_contradictions(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor) -> list[str]:
     """Compare the logits of steps with those of one call over the text, and of a padded text with those of it alone.
 
     Returns: a note for each pair that disagrees, or if the model raises; none for a model whose logits depend on the
@@ -527,7 +525,9 @@ def find_contradictions(
             f"a text alone and beside a longer one has other logits ({by_padding}): it reads padding, or counts"
             " positions from it"
         )
-    return [f"the model's code contradicts itself: {one}. Both sides share this code" for one in found]
+    return [
+        f"the model's code contradicts itself: {one}. Both sides share this code" for one in found
+    ]
 
 
 def _first_difference(
