@@ -15,7 +15,8 @@ from assay.inputs import Batch
 from assay.launch import Rank
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import load_model
-from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
+from assay.recording.programs import RecordedValue
+from assay.replay.value_programs import ProgramFinder, Wanted
 from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
 from assay.sites import CallSite, Phase

@@ -1,8 +1,9 @@
 """Recording the module calls of a model, its operations (aten), and the gradients at module boundaries."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -419,3 +420,13 @@ def read_results(func: OpOverload, result: object) -> list[Tensor]:
         for item in outputs
         if isinstance(item, Tensor) and item.is_floating_point() and not func.is_view
     ]
+
+
+def align_names(actual: Sequence[str], expected: Sequence[str]) -> dict[int, int]:
+    """Map the number of each operation to the number of one with its name, in order."""
+    matcher = SequenceMatcher(None, actual, expected, autojunk=False)
+    return {
+        block.a + offset: block.b + offset
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }

@@ -68,10 +68,6 @@ class Step(NamedTuple):
     """True if the operation returns a tuple or list."""
     caller: str = ""
     """FILE:LINE of the code that ran it; "" if only torch and assay did."""
-    lost: frozenset[int] = frozenset()
-    """The sizes of its arguments that its results lack: it slices or sums them."""
-    shape: tuple[int, ...] = ()
-    """Of its first result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +82,17 @@ class Program:
     target: int
 
 
-class ProgramPair(NamedTuple):
-    """The programs of both sides that made one value, and the right value."""
+class RecordedValue(NamedTuple):
+    """A value of one side, the program that made it, and the right value."""
 
     site: Site
-    candidate: Program
+    program: Program
     reference: Program | None
-    """None if the reference does not make this value."""
+    """The program of the reference; None before it is known, or if the reference does not make this value."""
     answer: Mapping[str, Tensor]
     """"right", and the rows of it that are compared: "compared", bool of its shape without the last dim."""
     error: float = 0.0
-    """The candidate's, relative to the answer."""
+    """Relative to the right value; of values that must be equal, the share that differs."""
     rank: int = 0
     ranks: Sequence[Program] = ()
     """The programs of all ranks that made this value; empty if some ranks do not make it."""
@@ -244,10 +240,7 @@ class ProgramRecorder(TorchDispatchMode):
             self._numbers_read[result] = given[0]
         several = isinstance(result, tuple | list)
         results = [self._add(one, given) for one in (result if several else (result,))]
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        lost = _sizes_of(given) - _sizes_of(made or given)
-        shape = tuple(made[0].shape) if made else ()
-        step = Step(name, step_args, step_kwargs, results, several, _find_caller(), lost, shape)
+        step = Step(name, step_args, step_kwargs, results, several, _find_caller())
         if name == _ATTENTION:  # as every device computes it: without what its backward reads
             step = step._replace(results=results[:1], has_several=False)
         elif name == _ATTENTION_BACKWARD:
@@ -321,10 +314,6 @@ def _written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             value = kwargs.get(argument.name, args[number] if number < len(args) else None)
             found += tree_leaves(value)
     return [one for one in found if isinstance(one, Tensor)]
-
-
-def _sizes_of(tensors: Sequence[Tensor]) -> frozenset[int]:
-    return frozenset(size for one in tensors for size in one.shape)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

@@ -8,7 +8,6 @@ and the arrangement that is closest to the reference, tell which.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from assay.hooks.row_positions import RowIndex
 from assay.judge.limits import Limits
 from assay.metrics import PairSums
 from assay.noise import NO_NOISE, error_ratios
-from assay.recording.modules import ATTENTION, COLLECTIVES, MOVING, WAIT, Operation
+from assay.recording.modules import ATTENTION, COLLECTIVES, MOVING, WAIT, Operation, align_names
 from assay.sites import RowMap
 from assay.verdicts import Ratio
 
@@ -51,7 +50,7 @@ def find_wrong_operation(
     """
     actual, expected, noise = (computing(side) for side in (actual, expected, noise))
     found = _find_first(actual, expected, noise, limits, unit_roundoff, rows)
-    if [one.name for one in actual] == [one.name for one in expected]:
+    if _names_of(actual) == _names_of(expected):
         return found
     # A softmax is wrong by itself if its input has a partner, and was compared.
     is_softmax = found is not None and found.name == SOFTMAX
@@ -78,7 +77,7 @@ def _find_first(
         ratio = _worst_ratio(operation, expected[partner], reference, limits, unit_roundoff, rows)
         return ratio, ratio is None or not ratio.value > limits.of(ratio.statistic)
 
-    has_equal_names = [one.name for one in actual] == [one.name for one in expected]
+    has_equal_names = _names_of(actual) == _names_of(expected)
 
     def is_of_reference(operation: Operation) -> bool:
         """Return True if another operation of the reference has this result."""
@@ -118,7 +117,7 @@ def with_attention(operations: Sequence[Operation]) -> list[Operation]:
     Some implementations scale queries and keys, others scale their product. They share only the
     inputs and the result of attention.
     """
-    names = [operation.name for operation in operations]
+    names = _names_of(operations)
     found: list[Operation] = []
     done = 0
     for softmax in (number for number, name in enumerate(names) if name == SOFTMAX):
@@ -138,7 +137,7 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
     """Map the number of each operation to the number of its partner, in order."""
     partners = {
         i: j
-        for i, j in align_names(actual, expected).items()
+        for i, j in align_names(_names_of(actual), _names_of(expected)).items()
         if _have_one_size(actual[i], expected[j])
     }
     # A fused operation has the result of the last operation that it replaces.
@@ -149,16 +148,8 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
     return partners
 
 
-def align_names(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
-    """Map the number of each operation to the number of one with its name, in order."""
-    matcher = SequenceMatcher(
-        None, [item.name for item in actual], [item.name for item in expected], autojunk=False
-    )
-    return {
-        block.a + offset: block.b + offset
-        for block in matcher.get_matching_blocks()
-        for offset in range(block.size)
-    }
+def _names_of(operations: Sequence[Operation]) -> list[str]:
+    return [operation.name for operation in operations]
 
 
 def _have_one_size(actual: Operation, expected: Operation) -> bool:
@@ -243,7 +234,8 @@ def put_together(
     *own, expected, noise = sides
     if not _have_same_names(own):
         return None
-    partners, of_noise = align_names(own[0], expected), align_names(expected, noise)
+    names = [_names_of(side) for side in (own[0], expected, noise)]
+    partners, of_noise = align_names(*names[:2]), align_names(*names[1:])
     whole: Sides = ([], [], [])
     for number, operation in enumerate(own[0]):
         if number not in partners:  # the reference has none
@@ -263,7 +255,7 @@ def put_together(
 
 
 def _have_same_names(sides: Sequence[Sequence[Operation]]) -> bool:
-    names = [[operation.name for operation in side] for side in sides]
+    names = [_names_of(side) for side in sides]
     return all(one == names[0] for one in names)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.hooks.caches import KEPT
 from assay.hooks.row_positions import RowIndex
 from assay.launch import RemoteFunction, call
-from assay.recording.programs import Program, ProgramPair, ProgramRecorder
+from assay.recording.programs import ProgramRecorder, RecordedValue
 from assay.replay.ports import allowed, is_attention_mask
 from assay.replay.trace_views import ReplayedTrace
 from assay.runs import Progress
@@ -35,25 +35,13 @@ class Wanted(NamedTuple):
         return any(inputs) or any(phase == "inputs" for phase, *_ in self.ports)
 
 
-class RecordedValue(NamedTuple):
-    """A value with the program that made it."""
-
-    site: Site
-    error: float
-    """Relative to the recorded value; of values that must be equal, the share that differs."""
-    program: Program
-    answer: dict[str, Tensor]
-    """As of a `ProgramPair`."""
-    module_class: str
-
-
 def pair_programs(
     record: RemoteFunction[tuple[Any, Wanted], list[RecordedValue]],
     check: Any,  # noqa: ANN401 - of generation or training
     wanted: Wanted,
     progress: Progress,
     **candidate: Any,  # noqa: ANN401 - world and Python
-) -> list[ProgramPair]:
+) -> list[RecordedValue]:
     """Record the candidate's programs of wanted values, then the reference's of the same values.
 
     record: records one side in its own process: the reference if sites are wanted.
@@ -70,12 +58,11 @@ def pair_programs(
     (trusted,) = ask((check, same), name="reference")
     right = {one.site: one.program for one in trusted}
     pairs = []
-    for rank, (site, error, program, answer, module_class) in wrong:
-        reference = right.get(site, right.get(_in_forward(site)))
-        ranks = [of_rank[site] for of_rank in made if site in of_rank]
+    for rank, one in wrong:
+        reference = right.get(one.site, right.get(_in_forward(one.site)))
+        ranks = [of_rank[one.site] for of_rank in made if one.site in of_rank]
         ranks = ranks if len(ranks) == len(made) else []
-        pair = site, program, reference, answer, error, rank, ranks, module_class
-        pairs.append(ProgramPair(*pair))
+        pairs.append(one._replace(reference=reference, rank=rank, ranks=ranks))
     return pairs
 
 
@@ -124,10 +111,10 @@ class ProgramFinder(ProgramRecorder):
         # Right values, too: other ranks may need them.
         is_worst = error > (self.found[key].error if key in self.found else -1.0)
         if is_worst or self.wanted.sites:
-            program = self.program_of(value)
             modules = dict(self.model.named_modules())
             module_class = type(modules[site.module]).__name__ if site.module in modules else ""
-            self.found[key] = RecordedValue(at, error, program, answer, module_class)
+            made = at, self.program_of(value), None, answer, error
+            self.found[key] = RecordedValue(*made, module_class=module_class)
 
     def inject(self, site: CallSite, port: str, value: Tensor) -> None:
         """Name an input of programs."""

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map
 
 from assay.dtypes import float_format
 from assay.models.config_files import first_line
-from assay.recording.programs import Group, Program, ProgramPair, Step, numbers_in
-from assay.reproduce.script import Kind, Reproduction, number_alike, reads, renumber, severity
+from assay.recording.programs import Group, Program, RecordedValue, Step, Value, numbers_in
+from assay.reproduce.script import Reproduction, number_alike, reads, severity
 
 # Operations that get sizes as arguments, without those that write.
 _SIZED = frozenset(
@@ -33,8 +33,6 @@ _CLEAR = 5.0
 # Of the float64 run of the reference's operations, to the recorded answer in float32.
 _SAME = 1e-5
 
-# Tensors of more bytes also lose sizes that a differing operation slices or reduces: the folder fits into 1 MB.
-_MOST_BYTES = 1_000_000
 # Errors of operations that do not run with other sizes or on other values.
 _NOT_RUN = RuntimeError, IndexError, ValueError, TypeError, KeyError, NameError
 # No program has this number.
@@ -46,7 +44,7 @@ class _RefusedError(Exception):
 
 
 def build(
-    pairs: Sequence[ProgramPair], recorded: str, limits: Mapping[str, float], device: str
+    pairs: Sequence[RecordedValue], recorded: str, limits: Mapping[str, float], device: str
 ) -> Reproduction | str:
     """Build the smallest reproduction of one of the values that fails.
 
@@ -55,11 +53,10 @@ def build(
     Returns: the reproduction, or why no value fails by itself.
     """
     reasons = []
-    for pair in sorted(pairs, key=lambda one: len(one.candidate.steps)):
+    for pair in sorted(pairs, key=lambda one: len(one.program.steps)):
         try:
             one = _with_clear_dtype(_pair_up(pair, recorded, limits, device), pair)
-            one = minimize(replace(one, recorded_rows=one.measure(one.dtype, one.device)))
-            return one if _is_small(one) else minimize(_with_parts(one))
+            return minimize(replace(one, whole=one))
         except _RefusedError as error:
             reasons.append(f"{pair.site}: {error}")
         except RuntimeError as error:
@@ -68,31 +65,27 @@ def build(
 
 
 def _pair_up(
-    pair: ProgramPair, recorded: str, limits: Mapping[str, float], device: str
+    pair: RecordedValue, recorded: str, limits: Mapping[str, float], device: str
 ) -> Reproduction:
     """Write both programs of a value with the same inputs. Raises: _RefusedError."""
     if pair.reference is None:
         raise _RefusedError("the reference does not make this value")
     ranks, rank = _exchanging(pair)
-    programs, names, inputs = number_alike((pair.candidate, pair.reference, *ranks))
-    candidate, reference, *ranks = programs
-    answer = pair.answer["right"]
-    kind: Kind = "values" if answer.is_floating_point() else "exact"
-    kind = "mask" if answer.dtype is torch.bool else kind
-    is_known = candidate.target in reads(reference)
+    (*ranks, reference), names, inputs = number_alike((*ranks, pair.reference))
+    one = Reproduction(
+        pair.site, ranks, rank, reference, names, inputs | dict(pair.answer), recorded, recorded,
+        limits, device, pair.module_class,
+    )  # fmt: skip
+    is_known = one.candidate.target in reads(reference)
     # A mask that no operation made is the causal one, where the model passes none; tokens and labels come
     # from the code that reads texts.
-    is_read = kind == "mask" or (kind == "exact" and not pair.site.at.module)
-    if not pair.candidate.steps and not is_read and not is_known:
+    is_read = one.kind == "mask" or (one.kind == "exact" and not pair.site.at.module)
+    if not pair.program.steps and not is_read and not is_known:
         raise _RefusedError("no operation of torch made it")
-    tensors = inputs | dict(pair.answer)
-    return Reproduction(
-        pair.site, candidate, reference, names, tensors, kind, recorded, recorded, limits,
-        device, ranks, rank, pair.module_class, whole=tensors,
-    )  # fmt: skip
+    return one
 
 
-def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
+def _with_clear_dtype(one: Reproduction, pair: RecordedValue) -> Reproduction:
     """Choose the dtype in which the error shows best. Raises: _RefusedError if it shows in none."""
     answer, kept, wide = pair.answer["right"], pair.answer["compared"], one.run()
     if one.kind == "mask" and wide.shape[-2:] != answer.shape[-2:]:
@@ -107,10 +100,10 @@ def _with_clear_dtype(one: Reproduction, pair: ProgramPair) -> Reproduction:
         if not is_same or not (wide - answer)[kept].norm() <= same * answer[kept].double().norm():
             raise _RefusedError("the reference's operations do not give the recorded value again")
         one = replace(one, tensors={**one.tensors, "right": wide.double()})
-    if not one.has_one_shape:
+    name, error, *_ = one.measure(one.recorded, one.device)[0]
+    if one.kind == "values" and name.startswith("shape"):
         raise _RefusedError("its shape is not the reference's, as of a shard or of packed rows")
-    error = one.measure(one.recorded, one.device)[0][1]
-    if one.ranks and not isclose(error, pair.error, rel_tol=0.01):
+    if len(one.ranks) > 1 and not isclose(error, pair.error, rel_tol=0.01):
         raise _RefusedError("its exchanges give another value when they run again")
     in_dtypes = [replace(one, dtype=dtype) for dtype in dict.fromkeys((one.recorded, "float32"))]
     found = [each for each in in_dtypes if reproduces(each)]
@@ -135,72 +128,61 @@ def reproduces(one: Reproduction, times_limit: float = 1.0) -> bool:
 def minimize(one: Reproduction) -> Reproduction:
     """Return the smallest reproduction that is found; `one` itself if none is smaller."""
     least = max(1.0, min(_LEAST, one.severity / 2))
-    # An operation that one side alone runs shows no error without the sizes that it slices or sums.
-    shown = {size for steps in one.differing for step in steps for size in step.lost}
     sizes = {size for tensor in one.inputs.values() for size in tensor.shape}
-    for size in sorted(sizes, key=lambda size: (size in shown, -size)):
-        if size in shown and _is_small(one):
-            break
+    for size in sorted(sizes, reverse=True):
         smaller = (n for n in range(1, size) if size % n == 0 or n & (n - 1) == 0)
         found = (_try(one, size, n, least) for n in smaller)
         one = next((each for each in found if each is not None), one)
     return one
 
 
-def _is_small(one: Reproduction) -> bool:
-    return sum(tensor.nbytes for tensor in one.tensors.values()) <= _MOST_BYTES
+def _with_parts(program: Program) -> Program:
+    """Take the parts of flat buffers for inputs: a buffer has no size of its own that shrinks.
 
-
-def _without_unread(one: Reproduction) -> Reproduction:
-    read = {one.names.get(number) for number in reads(one.candidate, one.reference)}
-    read |= {"right", "compared"}
-    return replace(one, tensors={k: v for k, v in one.tensors.items() if k in read})
-
-
-def _with_parts(one: Reproduction) -> Reproduction:
-    """Take the parts of flat buffers for the candidate's inputs: a buffer has no size of its own that shrinks.
-
-    Returns: `one` itself if the candidate gives another value with them.
+    Returns: `program` itself without a buffer, or if an operation changes memory, which the parts share.
     """
-    moved, made = {*one.names}, dict[int, int]()
+    names_of = [step.operation.split(".")[1] for step in program.steps]
+    changes_memory = any(name.endswith("_") for name in names_of if name not in _MOVES)
+    if changes_memory or "as_strided" not in names_of:
+        return program
+    values = {number: one.clone() for number, one in program.inputs.items()}
+
+    def value_of(leaf: Any) -> Any:  # noqa: ANN401 - an argument
+        return values[leaf] if isinstance(leaf, Value) else leaf
+
     steps: list[Step] = []
-    for step in one.candidate.steps:
-        if step.operation.split(".")[1] in _MOVES and moved.issuperset(numbers_in(step.args)):
-            made |= {number: -len(made) - k for k, number in enumerate(step.results, 2)}
-            moved |= made.keys()
-        else:
-            steps.append(renumber(step, made))
-    if one.ranks or one.candidate.target in made:
-        return one
-    candidate, inner = Program(steps, {}, {}, one.candidate.target), one.candidate
-    read = reads(candidate)
-    names, tensors = {**one.names}, {**one.tensors}
-    for number, new in made.items():
-        if new in read:
-            names[new] = name = f"buffer_part_{len(names) - len(one.names) + 1}"
-            part = replace(one, candidate=replace(inner, target=number))
-            tensors[name] = part.run("candidate", one.recorded)
-    changed = replace(one, candidate=candidate, names=names, tensors=tensors)
-    values = (each.run("candidate", one.recorded) for each in (one, changed))
-    return _without_unread(changed) if torch.equal(*values) else one
+    for step in program.steps:
+        _, name, overload = step.operation.split(".")
+        if name not in _MOVES or not values.keys() >= {*numbers_in(step.args)}:
+            steps.append(step)
+            continue
+        function = getattr(getattr(torch.ops.aten, name), overload)
+        made = function(*tree_map(value_of, step.args), **step.kwargs)
+        values |= zip(step.results, made if step.has_several else [made], strict=True)
+    read = reads(Program(steps, {}, {}, program.target)) & values.keys()
+    names = {number: program.names.get(number, "buffer_part") for number in read}
+    return Program(steps, {number: values[number] for number in read}, names, program.target)
 
 
 def _try(one: Reproduction, size: int, smaller: int, times_limit: float) -> Reproduction | None:
     """Return the reproduction with dims of `size` cut to `smaller`; None if it fails less clearly."""
     tensors = {name: _cut(tensor, size, smaller) for name, tensor in one.tensors.items()}
-    candidate, reference, *ranks = (
-        _resize(program, size, smaller) for program in (one.candidate, one.reference, *one.ranks)
-    )
-    made = replace(one, candidate=candidate, reference=reference, ranks=ranks, tensors=tensors)
+    *ranks, reference = (_resize(each, size, smaller) for each in (*one.ranks, one.reference))
+    made = replace(one, ranks=ranks, reference=reference, tensors=tensors)
     if not tensors["compared"].any():
         return None
     try:
         if one.kind == "values":
             made = replace(made, tensors=tensors | {"right": made.run().double()})
-        is_clear = made.has_one_shape and reproduces(made, times_limit)
+        is_alike = _statistics(made) == _statistics(one) and reproduces(made, times_limit)
     except _NOT_RUN:
         return None
-    return made if is_clear else None
+    return made if is_alike else None
+
+
+def _statistics(one: Reproduction) -> list[str]:
+    """Return what the candidate fails by: statistics, another shape, or NaN."""
+    return [name.partition(" (")[0] for name, *_ in one.measure(one.dtype, one.device)]
 
 
 def _cut(tensor: Tensor, size: int, smaller: int) -> Tensor:
@@ -221,15 +203,15 @@ def _resize(program: Program, size: int, smaller: int) -> Program:
     return replace(program, steps=steps)
 
 
-def _exchanging(pair: ProgramPair) -> tuple[Sequence[Program], int]:
+def _exchanging(pair: RecordedValue) -> tuple[Sequence[Program], int]:
     """Return the programs of the ranks that exchange tensors to make a value, and the candidate's number there.
 
-    No programs if the candidate makes it alone.
+    Its own program if it makes the value alone.
     """
-    own = _exchanges(pair.candidate)
+    own = _exchanges(pair.program)
     groups = list(dict.fromkeys(group for _, group in own))
     if not groups:
-        return (), 0
+        return [_with_parts(pair.program)], 0
     ranks = [pair.ranks[rank] for rank in groups[0]] if pair.ranks else []
     if not ranks or any(_exchanges(one) != own for one in ranks) or groups[1:]:
         raise _RefusedError("ranks make other exchanges for this value")
@@ -244,10 +226,6 @@ def _exchanges(program: Program) -> list[tuple[str, Group]]:
 
 def find_tokens(one: Reproduction) -> list[str]:
     """Return the names of tensors that may hold tokens of prompts: integers, but for positions."""
-    if "position" in one.site.port:
-        return []
-    return [
-        name
-        for name, tensor in one.tensors.items()
-        if tensor.dtype in (torch.int64, torch.int32) and "position" not in name
-    ]
+    tensors = {} if "position" in one.site.port else one.tensors
+    integers = [name for name, each in tensors.items() if each.dtype in (torch.int64, torch.int32)]
+    return [name for name in integers if "position" not in name]

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,11 @@ from assay.files import write_whole
 from assay.judge.wording import describe_sides
 from assay.models.stored_tensors import same_bits
 from assay.output.pages import text_environment
+from assay.recording.modules import align_names
 from assay.recording.programs import Group, Program, Step, Value, numbers_in
 from assay.sites import Site
 from assay.statistics import Statistic
-from assay.verdicts import Verdict
+from assay.verdicts import Ratio, Verdict
 
 Kind = Literal["values", "exact", "mask"]
 Row = tuple[str, float, float, float]
@@ -82,34 +83,42 @@ _SUBJECTS: dict[Kind, str] = {"exact": "A tensor of integers", "mask": "An atten
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Two programs that make the value at `site`, their tensors and the right result.
+    """Programs that make the value at `site`, their tensors and the right result.
 
-    candidate, reference: numbered alike, so that equal operations on equal tensors are equal steps.
+    ranks, reference: numbered alike, so that equal operations on equal tensors are equal steps.
     tensors: inputs by name, "right" (float64, or what must be equal) and "compared" (its compared rows).
     recorded: the candidate's dtype. dtype: the one that reproduce.py uses by default.
     """
 
     site: Site
-    candidate: Program
+    ranks: Sequence[Program]
+    """The candidate's program, or those of all ranks that exchange tensors."""
+    rank: int
+    """The candidate's, among them."""
     reference: Program
     names: Mapping[int, str]
     """The name of each input of all programs."""
     tensors: Mapping[str, Tensor]
-    kind: Kind
     recorded: str
     dtype: str
     limits: Mapping[str, float]
     device: str
-    ranks: Sequence[Program] = ()
-    """The programs of the ranks that exchange tensors; empty if the candidate runs alone."""
-    rank: int = 0
-    """The candidate's, among them."""
     module_class: str = ""
     """Of the module of `site`."""
-    recorded_rows: Sequence[Row] = ()
-    """The statistics of the recorded tensors, before they were made smaller."""
-    whole: Mapping[str, Tensor] = field(default_factory=dict)
-    """The recorded tensors."""
+    whole: "Reproduction | None" = None
+    """The reproduction before it was made smaller."""
+
+    @property
+    def kind(self) -> Kind:
+        """What is compared."""
+        dtype = self.tensors["right"].dtype
+        exact: Kind = "mask" if dtype is torch.bool else "exact"
+        return "values" if dtype.is_floating_point else exact
+
+    @property
+    def candidate(self) -> Program:
+        """The program of the wrong value."""
+        return self.ranks[self.rank]
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -117,17 +126,15 @@ class Reproduction:
         return {name: one for name, one in self.tensors.items() if name not in _RESULTS}
 
     @property
-    def differing(self) -> tuple[list[Step], list[Step]]:
-        """The operations of the candidate that the reference lacks, and those that the candidate lacks."""
-        sides = self.candidate.steps, self.reference.steps
-        own, right = (set(map(says, steps)) for steps in sides)
-        own_only = [step for step in sides[0] if says(step) not in right]
-        return own_only, [step for step in sides[1] if says(step) not in own]
+    def differing(self) -> list[Step]:
+        """The operations of the candidate that the reference lacks."""
+        right = set(map(says, self.reference.steps))
+        return [step for step in self.candidate.steps if says(step) not in right]
 
     @property
     def headline(self) -> str:
         """Name what is wrong: of a few operations that differ, their names."""
-        names = dict.fromkeys(step.operation.split(".")[1] for step in self.differing[0])
+        names = dict.fromkeys(step.operation.split(".")[1] for step in self.differing)
         named = ", ".join(names) if 0 < len(names) <= _MOST_NAMED else "an operation"
         subject = _SUBJECTS.get(self.kind, f"The result of {named}")
         return f"{subject} is wrong: {self.site}"
@@ -135,13 +142,15 @@ class Reproduction:
     @cached_property
     def text(self) -> str:
         """The text of reproduce.py: one operation a line, or several if there are many."""
-        text, (candidate, reference, *ranks) = "", self.lines
+        text, (*ranks, reference) = "", self.lines
+        is_alone = len(ranks) == 1
         for longest in _LONGEST:
             fields = vars(self) | {
+                "kind": self.kind,
                 "headline": self.headline,
-                "body": _join(_merge(reference if ranks else candidate, reference), longest),
-                "ranks": [_join(_merge(lines, lines), longest) for lines in ranks],
-                "differs": ranks or candidate != reference,
+                "body": _merge(ranks[0] if is_alone else reference, reference, longest),
+                "ranks": [] if is_alone else [_merge(one, one, longest) for one in ranks],
+                "differs": ranks != [reference],
                 "limits": repr(dict(self.limits)),
                 "least": _LEAST,
             }
@@ -152,8 +161,8 @@ class Reproduction:
 
     @cached_property
     def lines(self) -> list[list[str]]:
-        """The lines of each program: of the candidate, the reference and the ranks."""
-        programs = self.candidate, self.reference, *self.ranks
+        """The lines of each program: of the ranks and of the reference."""
+        programs = *self.ranks, self.reference
         writer = _Writer(reads(*programs), self.names, self.inputs, self.recorded)
         return [writer.write(one) for one in programs]
 
@@ -170,11 +179,6 @@ class Reproduction:
         return value
 
     @property
-    def has_one_shape(self) -> bool:
-        """Return True if both programs make values of one shape; masks are broadcast, rows packed."""
-        return self.kind != "values" or self.run("candidate").shape == self.run().shape
-
-    @property
     def severity(self) -> float:
         """The candidate's largest error, in units of noise times limit."""
         return severity(self.measure(self.dtype, self.device))
@@ -187,74 +191,60 @@ class Reproduction:
 
     def write(self, place: str, verdict: Verdict, folder: Path) -> Path:
         """Write the folder. Returns: reproduce.py."""
-        candidate, reference, *ranks = self.lines
-        steps, differing = self.candidate.steps, self.differing[0]
+        *ranks, reference = self.lines
+        steps = self.candidate.steps
         stored = {k: one for k, one in self.tensors.items() if k in _RESULTS or one.ndim}
-        rows = zip(self.measure(self.dtype, self.device), self.recorded_rows, strict=False)
+        diff = difflib.unified_diff(ranks[self.rank], reference, n=0, lineterm="")
+        whole = self.whole or self
+        sides = (one.measure(self.dtype, self.device) for one in (self, whole))
         fields = vars(self) | {
             "headline": self.headline,
             "template": "README.md.j2",
             "place": place,
             "operations": [*dict.fromkeys(step.operation for step in steps)],
-            "changes": [
-                f"{sign} {line}"
-                for own, right in _compare(ranks[self.rank] if ranks else candidate, reference)
-                if own != right
-                for sign, lines in (("-", own), ("+", right))
-                for line in lines
+            "changes": [f"{line[0]} {line[1:]}" for line in [*diff][2:] if line[0] in "-+"],
+            "callers": [
+                *dict.fromkeys(one.caller for one in self.differing or steps if one.caller)
             ],
-            "callers": [*dict.fromkeys(one.caller for one in differing or steps if one.caller)],
             "stored": stored,
             "notes": _RESULTS,
-            "rows": [(*one, error) for one, (_, error, *_) in rows],
+            "recorded_tensors": whole.tensors,
+            "rows": [(*row, error) for row, (_, error, *_) in zip(*sides, strict=False)],
             "fails_on_cpu": severity(self.measure(self.dtype, "cpu")) > 1,
             "fails_in_float64": any(row[1] > _LEAST for row in self.measure("float64", "cpu")),
-            "fails_as_recorded": severity(self.measure(self.recorded, self.device)) > 1,
         }
         return write_folder(folder, verdict, stored, self.text, fields)
 
 
-def _compare(own: Sequence[str], right: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield blocks of lines in order, of the candidate and of the reference: equal ones, or those that differ."""
-    matcher = difflib.SequenceMatcher(None, own, right, autojunk=False)
-    for _, start, stop, right_start, right_stop in matcher.get_opcodes():
-        yield [*own[start:stop]], [*right[right_start:right_stop]]
-
-
-def _merge(candidate: Sequence[str], reference: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the lines of one function, each with its indentation: where both sides differ, a branch for each."""
-    body: list[tuple[str, str]] = []
-    for own, right in _compare(candidate, reference):
-        if own == right:
-            body += [(_INDENT, line) for line in own]
+def _merge(candidate: Sequence[str], reference: Sequence[str], longest: int) -> str:
+    """Return the body of one function: where both sides differ, a branch for each."""
+    body: list[str] = []
+    matcher = difflib.SequenceMatcher(None, candidate, reference, autojunk=False)
+    for tag, start, stop, right_start, right_stop in matcher.get_opcodes():
+        own, right = candidate[start:stop], reference[right_start:right_stop]
+        if tag == "equal":
+            body += _join(own, _INDENT, longest)
             continue
         for head, lines in (("if wrong:", own), ("else:" if own else "if not wrong:", right)):
             if lines:
-                body += [(_INDENT, head), *((2 * _INDENT, line) for line in lines)]
-    return body
+                body += [_INDENT + head, *_join(lines, 2 * _INDENT, longest)]
+    return "\n".join(body)
 
 
-def _join(lines: Iterable[tuple[str, str]], longest: int) -> str:
-    """Return the body of a function. Neighbors of one indentation share a line of up to `longest` characters."""
-    body: list[tuple[str, str]] = []
-    for indent, line in lines:
-        is_next = bool(body) and body[-1][0] == indent and not line.endswith(":")
-        if is_next and len(body[-1][1] + line) < longest:
-            body[-1] = indent, f"{body[-1][1]}; {line}"
+def _join(lines: Sequence[str], indent: str, longest: int) -> list[str]:
+    """Indent lines. Neighbors share a line of up to `longest` characters."""
+    joined: list[str] = []
+    for line in lines:
+        if joined and len(joined[-1] + line) < longest:
+            joined[-1] += f"; {line}"
         else:
-            body.append((indent, line))
-    return "\n".join(indent + line for indent, line in body)
+            joined.append(indent + line)
+    return joined
 
 
 def severity(rows: Iterable[Row]) -> float:
     """Return the largest error, in units of noise times limit; over 1 is wrong."""
-
-    def over(error: float, allowed: float) -> float:
-        if error == 0:
-            return 0.0
-        return error / allowed if math.isfinite(error) and allowed > 0 else math.inf
-
-    return max(over(error, noise * limit) for _, error, noise, limit in rows)
+    return max(Ratio(STATISTICS.get(name, "exact"), *numbers).severity for name, *numbers in rows)
 
 
 def write_folder(
@@ -376,7 +366,8 @@ def number_alike(
             name = _name(tensors, tensor, program.names.get(number, "constant"))
             of_names[name] = numbers[number] = of_names.get(name) or next(new)
         first = alike[0].steps if alike else ()
-        partners, free = _align(first, program.steps), dict(enumerate(first))
+        names = [[step.operation for step in steps] for steps in (program.steps, first)]
+        partners, free = align_names(*names), dict(enumerate(first))
         steps: list[Step] = []
         for k, step in enumerate(program.steps):
             own = renumber(step, numbers)
@@ -412,19 +403,10 @@ def reads(*programs: Program) -> set[int]:
 
 
 def says(step: Step) -> tuple[str, str]:
-    """Return what a step does, and to which values. A size of -1 equals the size that it stands for."""
-    args, kwargs = step.args, step.kwargs
-    if step.operation == "aten.view.default":
-        args = [args[0], *step.shape]
-    values = tree_map(lambda one: f"v{one}" if isinstance(one, Value) else one, (args, kwargs))
+    """Return what a step does, and to which values."""
+    arguments = step.args, step.kwargs
+    values = tree_map(lambda one: f"v{one}" if isinstance(one, Value) else one, arguments)
     return step.operation, str(values)
-
-
-def _align(own: Sequence[Step], other: Sequence[Step]) -> dict[int, int]:
-    """Return the number in `own` of each step of `other` that stands for the same operation in the same order."""
-    names, others = ([step.operation for step in steps] for steps in (own, other))
-    blocks = difflib.SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
-    return {block.b + k: block.a + k for block in blocks for k in range(block.size)}
 
 
 def _name(tensors: dict[str, Tensor], tensor: Tensor, wanted: str) -> str:

@@ -18,7 +18,8 @@ from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import load_model
 from assay.models.inspect.inspection import inspect_load
-from assay.replay.value_programs import ProgramFinder, RecordedValue, Wanted
+from assay.recording.programs import RecordedValue
+from assay.replay.value_programs import ProgramFinder, Wanted
 from assay.reproduce.wrong_values import WrongValue, compare_states, compare_values, compare_weights
 from assay.runs import Progress
 from assay.runs.results import CHECKPOINT_FOLDER
