@@ -1,6 +1,5 @@
 """`assay check load`: compare a loaded model with the files of its folder. Imports no torch."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,6 @@ from pydantic import Field
 
 from assay.devices.detection import require_run
 from assay.devices.run_string import Run, parse_run
-from assay.files import read_json_object
 from assay.judge.levels import conclude
 from assay.judge.loaded import judge_load
 from assay.launch import RemoteFunction, call
@@ -16,7 +14,6 @@ from assay.models.inspect.report import LoadReport, WeightDifference
 from assay.models.sources import RemoteCode
 from assay.runs import Progress
 from assay.runs.results import write_results
-from assay.sites import Phase
 from assay.verdicts import Record, Verdict
 
 if TYPE_CHECKING:
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     from assay.reproduce.wrong_values import WrongValue
 
 _FILES = "its files"
-_WHEN = "after loading"
 
 
 class LoadRequest(Record):
@@ -119,14 +115,12 @@ def _load(asked: LoadRequest, run: Run, progress: Progress) -> "LoadedModel":
         return load_model(asked.model, dtype=run.dtype, device=device, remote_code=code)
 
 
-def find_wrong_values(request: tuple[LoadRequest, Phase], progress: Progress) -> "list[WrongValue]":
-    """Load the requested model, and return the values that are not its files'."""
+def find_wrong_values(asked: LoadRequest, progress: Progress) -> "list[WrongValue]":
+    """Load the requested model, and return the weights that are not its files'."""
     from assay.models.inspect.inspection import build_again, inspect_load
     from assay.models.inspect.weights import all_tensors
-    from assay.models.sources import local_folder
-    from assay.reproduce.wrong_values import compare_values, compare_weights
+    from assay.reproduce.wrong_values import compare_weights
 
-    asked, _ = request
     loaded = _load(asked, _run_of(asked), progress)
     inspection = inspect_load(loaded, asked.remote_code)
     report, inspection.made = inspection.report, {}
@@ -134,32 +128,5 @@ def find_wrong_values(request: tuple[LoadRequest, Phase], progress: Progress) ->
         built = dict(all_tensors(build_again(loaded, asked.remote_code)))
         inspection.made = {one.name: built[one.name] for one in report.weights if one.name in built}
     wrong = {one.name for one in report.weights if one.problem != "differs" or one.beyond_rounding}
-    with local_folder(loaded.source, asked.remote_code) as folder:
-        weights = compare_weights(loaded.model, inspection, _WHEN)
-        found = [one for one in weights if one.name in wrong]
-        for name, (stored, used) in _other_settings(loaded, report, folder, asked.remote_code):
-            found.extend(compare_values(name, stored, used, _WHEN))
-    return found
-
-
-def _other_settings(
-    loaded: "LoadedModel", report: LoadReport, folder: Path, remote_code: RemoteCode
-) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield settings and token ids that are wrong, with the right value and the one in use."""
-    from assay.models.config_files import load_tokenizer
-    from assay.models.inspect import inspection
-
-    stored = read_json_object(folder / "config.json")
-    for key in report.keys:
-        if key.problem != "unread" and key.key in stored:
-            used = key.used or getattr(loaded.config, key.nearest or key.key, None)
-            yield f"config.json: {key.key}", (stored[key.key], used)
-    if report.generation:
-        own: Any = loaded.model.generation_config
-        settings = read_json_object(folder / "generation_config.json")
-        for name, sides in inspection.other_generation_settings(settings, own).items():
-            yield f"generation_config.json: {name}", sides
-    if report.tokenizer:
-        begins = inspection.find_second_begins(load_tokenizer(folder, remote_code))
-        for what, ids, count in begins:
-            yield f"the list of token ids of {what}", (ids[count - 1 :], ids)
+    weights = compare_weights(loaded.model, inspection, "after loading")
+    return [one for one in weights if one.name in wrong]

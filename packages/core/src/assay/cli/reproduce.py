@@ -74,7 +74,7 @@ def reproduce(
     why = next((one.reason for one in verdict.levels.values() if one.verdict is Outcome.FAIL), None)
     # Inputs of no module are those that a loader hands out: no value shows their error.
     of_loader = any(one.phase == "inputs" and one.module is None for one in places[:1])
-    if of_loader and why and kind != "check load":
+    if of_loader and why:
         why += ", and no operation of torch hands out the inputs"
         raise UsageError(f"{run} cannot be reproduced: {why}")
     folder = RunFolder.create("reproduce", output or run / "reproduce").path
@@ -162,12 +162,11 @@ class _Failed:
         by_name = {name: limits.of(statistic) for name, statistic in STATISTICS.items()}
         with self.progress.step("making it smaller"):
             found = build(pairs, run.dtype, by_name, open_run(run).torch_device)
-        tokens = [] if isinstance(found, str) or self.with_text else find_tokens(found)
         # The texts of training are assay's own.
         own = self.kind == "check train" or read_golden(self.check.golden).inputs.prompts is None
-        if own or not tokens:
-            return found
-        return f"{', '.join(tokens)} would hold tokens of your prompts: add --with-text"
+        tokens = [] if own or self.with_text or isinstance(found, str) else find_tokens(found)
+        hint = "would hold tokens of your prompts: add --with-text"
+        return f"{', '.join(tokens)} {hint}" if tokens else found
 
     def find_state(self, location: "Location") -> "WrongValue | str":
         """Return the wrong weight, moment or setting, or a sentence that says that none was found."""
@@ -176,12 +175,11 @@ class _Failed:
         module = _MODULES[self.kind]
         find: Any = RemoteFunction(f"{module}:find_wrong_values", [module])
         check, candidate = self._begin()
-        request, folder = (check, location.phase), Path(mkdtemp(dir=self.scratch))
-        ask = partial(call, find, request, folder=folder, name="candidate", progress=self.progress)
+        folder = Path(mkdtemp(dir=self.scratch))
+        ask = partial(call, find, check, folder=folder, name="candidate", progress=self.progress)
         found = [one for of_rank in ask(**candidate) for one in of_rank]
-        return choose(found, location.parameter) or (
-            "no value of a single step is over its limit, and no weight, moment or setting is wrong"
-        )
+        nothing = "no value of a single step is over its limit, and no weight or moment is wrong"
+        return choose(found, location.parameter) or nothing
 
 
 def _places(verdict: "Verdict", place: int | None) -> "list[Location]":

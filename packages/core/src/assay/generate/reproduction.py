@@ -19,14 +19,13 @@ from assay.recording.programs import RecordedValue
 from assay.replay.value_programs import ProgramFinder, Wanted
 from assay.reproduce.wrong_values import WrongValue, compare_weights
 from assay.runs import Progress
-from assay.sites import CallSite, Phase
+from assay.sites import CallSite
 
 
 def find_wrong_values(
-    request: tuple[GenerateCheck, Phase], progress: Progress, rank: Rank | None = None
+    check: GenerateCheck, progress: Progress, rank: Rank | None = None
 ) -> list[WrongValue]:
     """Return the candidate's weights that are not its files'."""
-    check, _ = request
     if rank is not None and rank.number:
         return []  # the first loads the whole model
     manifest = GoldenSection.open(check.golden_folder, check.dtype).golden

@@ -1,18 +1,20 @@
-"""A stored value that is not what it should be, as a reproduction: a weight, a moment or a setting."""
+"""A stored value that is not what it should be, as a reproduction: a weight, a moment or a setting.
 
-import json
+A setting is compared by the numbers in it.
+"""
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
-from assay.errors import name_some
-from assay.models.inspect.weights import Inspection, all_tensors, coarser_dtype, describe_change
+from assay.judge.loaded import describe_weight
+from assay.models.inspect.weights import Inspection, all_tensors, measure_difference
 from assay.models.stored_tensors import same_bits
 from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
@@ -31,16 +33,16 @@ _MISTAKES = (
 
 @dataclass(frozen=True)
 class WrongValue:
-    """A tensor or setting that differs from its right value."""
+    """A tensor that differs from its right value."""
 
     name: str
     when: str
     """Description of the time at which the value is wrong."""
-    expected: Any
-    """A tensor in the dtype in which it is stored, or a setting as Python code."""
-    actual: Any
-    dtype: torch.dtype | None = None
-    """In which both are compared; None of settings."""
+    expected: Tensor
+    actual: Tensor
+    """Empty if the value is missing."""
+    dtype: torch.dtype
+    """In which both are compared."""
 
     @cached_property
     def wrong(self) -> Tensor:
@@ -50,7 +52,7 @@ class WrongValue:
             return torch.ones_like(_as_rows(self.expected), dtype=torch.bool)
         expected, actual = (_as_rows(one).to(self.dtype).contiguous() for one in sides)
         differ = expected.view(torch.uint8) != actual.view(torch.uint8)
-        return differ.view(*expected.shape, -1).any(-1)
+        return differ.view(*expected.shape, expected.element_size()).any(-1)
 
     @property
     def part(self) -> tuple[list[int], slice]:
@@ -60,21 +62,15 @@ class WrongValue:
         return rows.tolist(), slice(first, first + _COLUMNS)
 
     @property
-    def where(self) -> str:
-        """Name the rows that differ; "" of a single row."""
-        rows, count = self.wrong.any(1).nonzero()[:, 0].tolist(), len(self.wrong)
-        named = f": {name_some(list(map(str, rows)))}" if len(rows) < count else ""
-        return f", in {len(rows):,} of {count:,} rows{named}" if count > 1 else ""
-
-    @property
-    def change(self) -> str:
-        """Describe a factor, a transposition or another order; "" if none explains the difference."""
-        actual, expected = self.actual, self.expected
-        is_float = actual.is_floating_point() and expected.is_floating_point()
-        if len(self.wrong) == 1 or actual.shape != expected.shape or not is_float:
-            return ""
-        dtype = coarser_dtype(actual.dtype, expected.dtype)
-        return describe_change(_as_rows(actual), _as_rows(expected), dtype)
+    def description(self) -> str:
+        """Name the rows that differ, and a factor, a transposition or another order that explains the difference."""
+        if self.expected.shape != self.actual.shape:
+            return f"{self.name} is missing, or has another shape, {self.when}"
+        actual, expected = (one.to(self.dtype) for one in (self.actual, self.expected))
+        # None if only the signs of zeros or the bits of NaN differ.
+        found = measure_difference(self.name, actual, expected, self.dtype)
+        fault = f"is wrong {self.when}"
+        return describe_weight(found, fault) if found else f"{self.name} {fault}"
 
     @cached_property
     def mistake(self) -> str | None:
@@ -83,10 +79,7 @@ class WrongValue:
         if expected.shape != actual.shape:
             return None
         v, actual = self._cut(expected.to(self.dtype)), self._cut(actual)
-        order = [
-            next((k for k, row in enumerate(v) if row.equal(own)), -1) for own in actual.to(v.dtype)
-        ]
-        codes = [*_MISTAKES, *[f"v[{order}]"] * (-1 not in order)]
+        codes = [*_MISTAKES]
         if v.is_floating_point():
             largest = int(v.abs().argmax())
             codes.append(f"v * {float(actual.flatten()[largest] / v.flatten()[largest]):.4g}")
@@ -98,9 +91,7 @@ class WrongValue:
 
     @property
     def stored(self) -> dict[str, Tensor]:
-        """The rows that the folder holds; none of a setting, and of another shape only the right ones."""
-        if self.dtype is None:
-            return {}
+        """The rows that the folder holds; of another shape only the right ones."""
         is_whole = self.expected.shape == self.actual.shape
         # Compared in `dtype`, in which a rounded value may be stored in fewer bits.
         actual = self._cut(self.actual).to(self.dtype) if is_whole else self.actual[:0]
@@ -127,6 +118,14 @@ def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
         return False
 
 
+def numbers_of(value: object) -> Tensor:
+    """Return a tensor on the host, or the numbers in a setting; empty without any."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().contiguous()
+    numbers = [one for one in tree_leaves(value) if isinstance(one, int | float)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
 def compare_values(
     name: str, expected: object, actual: object, when: str, dtype: torch.dtype | None = None
 ) -> Iterator[WrongValue]:
@@ -134,15 +133,10 @@ def compare_values(
 
     dtype: which the value should have; by default that of `actual`.
     """
-    if actual is None and isinstance(expected, Tensor):
-        actual = expected.new_empty(0)  # it is missing
-    if isinstance(expected, Tensor) and isinstance(actual, Tensor):
-        right, held = (one.detach().cpu().contiguous() for one in (expected, actual))
-        found = WrongValue(name, when, right, held, dtype or actual.dtype)
-        if found.wrong.any():
-            yield found
-    elif (literal := _as_literal(expected)) != (wrong := _as_literal(actual)):
-        yield WrongValue(name, when, literal, wrong)
+    right, held = numbers_of(expected), numbers_of(actual)
+    found = WrongValue(name, when, right, held, dtype or held.dtype)
+    if found.wrong.any():
+        yield found
 
 
 def compare_states(
@@ -174,13 +168,6 @@ def choose(found: Iterable[WrongValue], parameter: str | None) -> WrongValue | N
 
     def rank(one: WrongValue) -> tuple[bool, bool]:
         # Of moments, not the number of steps.
-        is_tensor = isinstance(one.expected, Tensor) and one.expected.numel() > 1
-        return bool(parameter and parameter in one.name), is_tensor
+        return bool(parameter and parameter in one.name), one.expected.numel() > 1
 
     return max(found, key=rank, default=None)
-
-
-def _as_literal(value: object) -> str:
-    if isinstance(value, Tensor):
-        value = f"a tensor of {value.dtype}{list(value.shape)}"
-    return repr(json.loads(json.dumps(value, default=str, sort_keys=True)))
