@@ -128,7 +128,11 @@ def build_tiny(architecture: Architecture) -> nn.Module:
     )
     problems = []
     built: nn.Module | None = None
+    tried: list[dict[str, Any]] = []
     for settings in _reductions(config_class):
+        if settings in tried:
+            continue
+        tried.append(settings)
         try:
             config = config_class(**settings)
             if getattr(config, "is_encoder_decoder", False) and not hasattr(
