@@ -15,8 +15,10 @@ Read = Callable[..., Any]
 
 # `input_boxes (`torch.Tensor` of shape `(batch_size, num_boxes, 4)`)`, as transformers documents an argument.
 _DOCUMENTED = re.compile(
-    r"^ *(\w+) \(`?(?:torch\.)?(\w*)`?\s+of shape `\(([^`\n]*)\)`", re.MULTILINE
+    r"^ *(\w+) \(`?(?:torch\.)?(\w*)`?\s+of shape `\(([^`\n]*(?:\)` or `\([^`\n]*)*)\)`",
+    re.MULTILINE,
 )
+_OR = ")` or `("
 # Given in another way, or without effect on a module that is not called.
 _EXCLUDED = re.compile(
     r"(decoder_)?(inputs_embeds|attention_mask|position_ids)|input_ids|labels|.*_labels_?ids"
@@ -26,7 +28,12 @@ _OF_TEXT = re.compile(r"\{0\}|(input_ids|sequence|seq)_?len(gth)?|seqlen")
 # An encoder's output, images and sounds: their sequence length is not the number of tokens.
 _OF_OWN_LENGTH = re.compile(r"encoder_|pixel_|input_(features|values)")
 _FEW = 4
-_WIDTHS = ("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size")
+# Settings with the size of a dim, where its documented name is not the setting's.
+_SETTINGS = {
+    "hidden_size": ("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size"),
+    "sequence_length": ("context_length",),
+    "num_features": ("num_time_features",),
+}
 
 
 def document_arguments(forward: Callable[..., Any]) -> dict[str, tuple[str, str]]:
@@ -46,9 +53,15 @@ def likely_tensors(
 
     of_tokens: the model reads token ids, so that a sequence has the length of the text.
     """
-    kind, dims = documented[name]
-    if not dims:
-        return
+    kind, forms = documented[name]
+    if _OR in forms:
+        for form in forms.split(_OR):
+            yield from likely_tensors(name, {name: (kind, form)}, read, of_tokens=of_tokens)
+    elif forms:
+        yield from _in_form(name, kind, forms, read, of_tokens)
+
+
+def _in_form(name: str, kind: str, dims: str, read: Read, of_tokens: bool) -> Iterator[Media]:  # noqa: FBT001
     _, *symbols = [one.strip() for one in dims.rstrip(", ").split(",")]
     is_own = not symbols or _OF_OWN_LENGTH.match(name)
     in_text = of_tokens and not is_own and _OF_TEXT.fullmatch(symbols[0])
@@ -73,8 +86,9 @@ def _sizes_of(symbol: str, read: Read, number: int) -> Iterator[int]:
         size = read("image_size", "input_size", "img_size") or 64
         yield size if isinstance(size, int) else size[number - 1]
         return
-    keys = _WIDTHS if symbol == "hidden_size" else (key,)
-    found = [one for one in map(read, keys) if type(one) is int]
+    found = [one for one in map(read, _SETTINGS.get(symbol, (key,))) if type(one) is int]
+    if symbol == "sequence_length":  # of a time series
+        found = [one + max(read("lags_sequence") or [0]) for one in found]
     several = (_FEW, 1) if symbol.startswith("num_") else (_FEW,)  # such as boxes of one image
     yield from found or ((3,) if symbol == "num_channels" else several)
 

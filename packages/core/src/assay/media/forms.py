@@ -40,8 +40,6 @@ def likely_media(loaded: LoadedModel) -> Iterator[tuple[Media, ...]]:
     read = Settings(model).read
     for sizes in _packed_images(name, read, arguments):
         yield sizes[0]
-    if name == "past_values":
-        yield _make_series(name, read, arguments)
     for shape in _likely_shapes(name, model):
         media = Media(name, (1, *shape))
         if _PATCH_MASK in arguments:
@@ -53,26 +51,6 @@ def likely_media(loaded: LoadedModel) -> Iterator[tuple[Media, ...]]:
     if name in documented:
         for one in likely_values(loaded, name, documented):
             yield (one,)
-
-
-def _make_series(
-    name: str, read: Callable[..., Any], arguments: Mapping[str, object]
-) -> tuple[Media, ...]:
-    """Return one time series, and the other tensors that the model's forward call accepts with it."""
-    length = (read("context_length") or _NUM_FRAMES) + max(read("lags_sequence") or [0])
-    ahead, num_features = read("prediction_length") or 1, read("num_time_features") or 0
-    num_channels, size = read("num_input_channels"), read("input_size") or 1
-    channels = (num_channels or size,) if num_channels or size > 1 else ()
-    past = (1, length, *channels)
-    others = (
-        Media("past_time_features", (1, length, num_features), numbers=(1,)),
-        Media("past_observed_mask", past, numbers=(1,)),
-        Media("past_values_padding", past, numbers=(0,)),
-        Media("freq", (1, 1), numbers=(0,)),
-        Media("future_values", (1, ahead, *channels)),
-        Media("future_time_features", (1, ahead, num_features), numbers=(1,)),
-    )
-    return Media(name, past), *(one for one in others if one.name in arguments)
 
 
 _PATCH_MASK = "bool_masked_pos"
@@ -115,6 +93,10 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
             if positions is not None:
                 yield width, 2 * positions
             yield _NUM_FRAMES, width
+    elif name == "past_values":
+        length = (read("context_length") or _NUM_FRAMES) + max(read("lags_sequence") or [0])
+        num_channels, size = read("num_input_channels"), read("input_size") or 1
+        yield length, *((num_channels or size,) if num_channels or size > 1 else ())
 
 
 class Settings:

@@ -36,10 +36,13 @@ def try_inputs(
     token = next((id_ for id_ in range(loaded.vocab_size) if id_ not in special), 0)
     end = token if limits.end_token_id is None else limits.end_token_id
     # Five tokens: a tensor of few elements that is not one for each token does not fit by chance.
-    rows = ((token,) * 4 + (end,), (token,) * 2 + (end,))[: 2 if limits.images else 1]
+    rows: tuple[tuple[int, ...], ...] = ((token,) * 4 + (end,), (token,) * 2 + (end,))
+    rows = rows[: 2 if limits.images else 1]
+    if not limits.has_tokens:  # one row may broadcast a tensor that several do not
+        rows = ((),) * (2 if len(limits.media) > 1 else 1)
     batch = Batch(
         0,
-        rows if limits.has_tokens else ((),),
+        rows,
         (*range(len(rows)),),
         loaded.pad_token_id,
         2 if loaded.can_generate else 0,
@@ -124,12 +127,14 @@ def _extensions(
     names = {one.name for one in given}
     for name in _list_lacking(error, documented) if len(given) < _MOST_TENSORS else ():
         if name not in names:
-            if name.endswith("mask") and given:  # of a sound
+            likely = [*likely_values(loaded, name, documented)]
+            if name.endswith("mask") and given:
+                yield from ((*given, one) for one in likely if one.shape == given[0].shape)
+                # That of a sound may have one number for each frame.
                 for length in sorted(given[0].shape[1:], reverse=True):
                     yield *given, Media(name, (1, length), numbers=(1,))
                     yield *given, Media.of_tensor(name, torch.ones(1, length, dtype=torch.bool))
-            for one in likely_values(loaded, name, documented):
-                yield *given, one
+            yield from ((*given, one) for one in likely)
 
 
 def _list_lacking(error: BaseException, documented: Collection[str]) -> list[str]:

@@ -380,8 +380,6 @@ def test_fault_in_a_model_of_time_series_is_found(
         "past_values": (1, 14),
         "past_time_features": (1, 14, 3),
         "past_observed_mask": (1, 14),
-        "future_values": (1, 4),
-        "future_time_features": (1, 4, 3),
     }
     if plant is None:
         assert run.code == 0, run.stdout

@@ -89,3 +89,36 @@ def test_each_width_of_the_configuration_is_tried() -> None:
 def test_long_tensors_hold_whole_numbers() -> None:
     assert first("kinds").values.tolist() == [[1, 0, 1, 0]]
     assert first("boxes").values.is_floating_point()
+
+
+def test_time_series_covers_its_lags_before_the_context() -> None:
+    def forecast(past_time_features: Any, past_observed_mask: Any) -> None:
+        """Compute.
+
+        Args:
+            past_time_features (`torch.Tensor` of shape `(batch_size, sequence_length, num_features)`):
+                Days.
+            past_observed_mask (`torch.BoolTensor` of shape `(batch_size, sequence_length)` or `(batch_size, \
+sequence_length, input_size)`, *optional*):
+                Ones.
+        """
+
+    settings = {
+        "input_size": 2,
+        "context_length": 12,
+        "lags_sequence": [1, 2],
+        "num_time_features": 3,
+    }
+    documented = document_arguments(forecast)
+    features, mask = (
+        [
+            one.shape
+            for one in likely_tensors(
+                name, documented, lambda *keys: settings.get(keys[0]), of_tokens=False
+            )
+        ]
+        for name in documented
+    )
+    assert features[0] == (1, 14, 3)
+    assert mask[0] == (1, 14)
+    assert (1, 14, 2) in mask

@@ -45,6 +45,29 @@ def test_named_argument_is_added() -> None:
     assert [(one.name, one.shape) for one in found.media[1:]] == [("boxes", (1, 4, 4))]
 
 
+def test_added_tensor_has_a_shape_that_fits_several_rows() -> None:
+    class Forecast(nn.Module):
+        def forward(self, pixel_values: Any, freq: Any) -> None:
+            """Compute.
+
+            Args:
+                freq (`torch.LongTensor` of shape `(batch_size,)`):
+                    Kind of the series, in truth of shape `(batch_size, 1)`.
+            """
+
+    def run(_: Any, batch: Batch) -> None:
+        if "freq" not in batch.inputs:
+            raise ValueError("You have to specify freq")
+        torch.ones(len(batch.rows), 5) * batch.inputs["freq"]
+
+    loaded: Any = SimpleNamespace(**{**vars(LOADED), "model": Forecast()})
+    loaded.model.config = SimpleNamespace()
+
+    found = complete(loaded, LIMITS, run)
+
+    assert [(one.name, one.shape) for one in found.media[1:]] == [("freq", (1, 1))]
+
+
 def test_image_gets_the_size_that_the_message_asks_for() -> None:
     def run(_: Any, batch: Batch) -> None:
         if batch.media[0][0].shape[2:] != (24, 40):
