@@ -100,7 +100,9 @@ class FunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if is_suspended() else self._call(func, args, kwargs)
 
 
-_DRAWING: tuple[Function, ...] = (torch.rand, torch.randn)
+# Of one state, another dtype draws other numbers.
+_DRAWING: tuple[Function, ...] = (torch.rand, torch.randn, torch.rand_like, torch.randn_like)
+_DRAWING_IN_PLACE: tuple[Function, ...] = (Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_)
 
 
 class ExactDouble(FunctionMode):
@@ -129,9 +131,10 @@ class ExactDouble(FunctionMode):
     def _call_without_casts(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
         if func is Tensor.float:
             return args[0].double()
-        if func in _DRAWING and kwargs.get("dtype") is None:
-            # Of one state, another dtype draws other numbers.
+        if func in _DRAWING and kwargs.get("dtype") in (None, torch.float32, torch.float64):
             return func(*args, **{**kwargs, "dtype": torch.float32}).double()
+        if func in _DRAWING_IN_PLACE and args[0].dtype is torch.float64:
+            return args[0].copy_(func(args[0].float(), *args[1:], **kwargs))
         for item in args:
             if item is torch.float32:
                 args = tuple(torch.float64 if one is torch.float32 else one for one in args)

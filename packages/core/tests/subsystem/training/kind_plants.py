@@ -115,6 +115,12 @@ def wrong_cross_attention(model: Any) -> None:
     keys.register_forward_hook(lambda _module, _args, output: 1.05 * output)
 
 
+def wrong_input_of_layer(model: Any) -> None:
+    """Scale what a decoder passes to its first layer, which follows dropout."""
+    layer = model.model.decoder.layers[0]
+    layer.register_forward_pre_hook(lambda _module, args: (1.05 * args[0], *args[1:]))
+
+
 def wrong_gradient_of_convolution(model: Any) -> None:
     """Scale the gradient that the convolution of a state-space layer gets."""
     layer = model.backbone.layers[1].mixer.in_proj

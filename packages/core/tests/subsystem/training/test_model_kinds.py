@@ -118,6 +118,10 @@ KINDS = {
         "wrong_cross_attention", "activations", "forward",
         "model.decoder.layers.1.encoder_attn.k_proj", "module-error",
     ),
+    "BART: after dropout": _kind(
+        "bart", "BartForConditionalGeneration", "token",
+        "wrong_input_of_layer", "activations", "forward", "model.decoder", "module-error",
+    ),
     "speech to text": Kind(
         (WhisperForConditionalGeneration, SPEECH), "token",
         "TrainsPadding", "inputs", "inputs", "", "inputs-differ",
@@ -147,7 +151,7 @@ KINDS = {
     ),
 }  # fmt: skip
 # The training of their model is another kind's.
-ALIKE = {"images in texts: projector", "images in texts: tower"}
+ALIKE = {"BART: after dropout", "images in texts: projector", "images in texts: tower"}
 
 Judge = Callable[..., Verdict]
 

@@ -157,16 +157,29 @@ def test_values_without_a_dtype_are_exact() -> None:
     assert made[-1][0] == 0.1
 
 
-@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
-def test_random_numbers_are_those_of_float32(draw: Callable[[int], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(x.shape),
+        lambda x: torch.randn(x.shape),
+        lambda x: torch.rand(x.shape, dtype=x.dtype),  # stochastic depth of ConvNeXt and Swin
+        torch.rand_like,
+        torch.randn_like,
+        lambda x: torch.empty_like(x).uniform_(0.9, 1.1),  # jitter of Switch Transformers' router
+        lambda x: torch.empty_like(x).normal_(),
+        lambda x: torch.empty_like(x).bernoulli_(0.5),
+    ],
+)
+def test_random_numbers_are_those_of_float32(draw: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
-    expected = draw(3)
+    expected = draw(torch.zeros(16))
 
     torch.manual_seed(0)
     with ExactDouble():
-        drawn = draw(3)
+        drawn = draw(torch.zeros(16, dtype=torch.float64))
 
     assert torch.equal(drawn, expected.double())
+    assert drawn.unique().numel() > 1
 
 
 def test_casts_are_normal_afterwards() -> None:

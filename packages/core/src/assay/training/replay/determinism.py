@@ -83,7 +83,7 @@ def _draw_scale(like: Tensor, p: float) -> Tensor:
     with suspended():
         for observe in _observers:
             observe(torch.get_rng_state())
-        keep = torch.rand(like.shape) >= p
+        keep = torch.rand(like.shape, dtype=torch.float32) >= p
         scale = torch.where(keep, 1 / (1 - p) if p < 1 else 0.0, 0.0)
         return scale.to(device=like.device, dtype=like.dtype)
 
