@@ -508,12 +508,19 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
                 row = coarsest
             else:
                 hardly = (
-                    " (hardly checked; float32 sees more)" if coarsest.resolution > _COARSE else ""
+                    _describe_coarse(verdict, coarsest) if coarsest.resolution > _COARSE else ""
                 )
                 others.append(f"{level} {format_number(coarsest.resolution)}{hardly}")
     where = f" ({row.level}, at {one_line(row.module) or '(model)'})" if row else ""
     stated = ", ".join((f"{format_number(verdict.resolution)}{where}", *others))
     return f"resolution {stated}: {BLIND_PLACE if verdict.resolution >= 1 else SEEN}"
+
+
+def _describe_coarse(verdict: Verdict, row: Measurement) -> str:
+    run = str(verdict.candidate.get("run") or "")
+    if not run.endswith("/float32"):
+        return " (hardly checked; float32 sees more)"
+    return f" (hardly checked at {one_line(row.module) or '(model)'}: its values are random, or nearly cancel)"
 
 
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
