@@ -20,7 +20,7 @@ from assay.load import LoadRequest, load_and_compare
 from assay.models import count_parameters, load, load_model, weight_hashes
 from assay.models.config_files import attention_of
 from assay.models.inspect.inspection import inspect_load
-from assay.models.load import add_biases_last
+from assay.models.load import add_biases_last, use_fused_attention
 from assay.runs import SilentProgress
 
 # Fixtures of conftest.py.
@@ -408,3 +408,11 @@ def test_model_with_two_text_configurations_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(load, "_load_weights", load_weights)
     with pytest.raises(UsageError, match="micro:llama: Multiple valid text configs"):
         load_model("micro:llama", dtype="float32")
+
+
+@pytest.mark.parametrize(("name", "attention"), [("llama", "sdpa"), ("gemma2", "eager")])
+def test_attention_is_fused_where_the_class_supports_it(name: str, attention: str) -> None:
+    model = load_model(f"micro:{name}?trained=0", dtype="float32", attention="eager").model
+
+    assert use_fused_attention(model) is (attention == "sdpa")
+    assert attention_of(model) == attention
