@@ -187,13 +187,13 @@ def capture_for(check: GenerateCheck, progress: Progress) -> None:
 def _explain_golden(
     judgement: "Judgement", check: GenerateCheck, progress: Progress
 ) -> "tuple[Judgement, GenerateCheck]":
-    """Name what changed since the golden of a failed candidate: settings of the model, or the environment.
+    """Name what changed since the golden: settings of the model, or the environment.
 
-    Where packages changed, the candidate is checked against a reference of this environment.
+    Where packages changed, a failed candidate is checked against a reference of this environment.
 
     Returns: the judgement that holds, and the check that it is of.
     """
-    if check.golden is None or judgement.verdict.verdict is not Outcome.FAIL:
+    if check.golden is None:
         return judgement, check
     from assay.generate.drift import is_rounding  # torch
     from assay.generate.golden import read_golden, renewal_command
@@ -207,7 +207,7 @@ def _explain_golden(
     if settings := describe_setting_changes(golden.settings, now):
         judgement = judgement.with_note(f"{settings} capture the golden again: {renewal}")
     packages = describe_packages(changed_packages(golden.environment, provenance()))
-    if not packages:
+    if not packages or judgement.verdict.verdict is not Outcome.FAIL:
         return judgement, check
     reference = parse_run(golden.reference["run"])
     folder = check.folder / HERE_FOLDER

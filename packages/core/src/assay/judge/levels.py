@@ -159,7 +159,7 @@ def conclude(
     if outcome is Outcome.PASS and different_weights:
         facts["diagnosis"] = "below-resolution"
         names = name_some(different_weights)
-        listed.append(f"weights differ from the reference's, within the limits: {names}")
+        listed.append(f"weights differ from the reference's, and no output shows it: {names}")
     return Verdict(
         verdict=outcome, levels=levels, notes=listed, coverage=coverage, **(facts | fields)
     )

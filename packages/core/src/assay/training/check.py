@@ -192,9 +192,9 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     reports = ask_candidate(CANDIDATE, "candidate", check, golden, folder, progress)
     with progress.step("judging"):
         verdict, measurements = _judge(check, golden, folder, reports)
-    if check.recorded is not None and verdict.verdict is Outcome.FAIL:
-        notes = [*verdict.notes, *_explain_age(check, golden, folder, progress)]
-        verdict = verdict.model_copy(update={"notes": notes})
+    if check.recorded is not None:
+        age = _explain_age(verdict.verdict, check, golden, folder, progress)
+        verdict = verdict.model_copy(update={"notes": [*verdict.notes, *age]})
     return write_results(verdict, measurements, folder, check.command)
 
 
@@ -367,9 +367,9 @@ def _age_of(reference: ReferenceReport) -> Iterator[str]:
 
 
 def _explain_age(
-    check: TrainCheck, golden: Path, folder: Path, progress: Progress
+    outcome: Outcome, check: TrainCheck, golden: Path, folder: Path, progress: Progress
 ) -> Iterator[str]:
-    """Name changed settings of the model, and by a replay here the code that changed with the packages."""
+    """Name changed settings of the model, and of a FAIL, by a replay here, the code that changed with the packages."""
     from assay.judge.code_changes import describe_changes  # torch is not needed for --help
     from assay.models.config_files import describe_setting_changes, record_settings
 
@@ -377,7 +377,7 @@ def _explain_age(
     now = record_settings(check.options.model, check.options.remote_code)
     if settings := describe_setting_changes(plan.settings, now):
         yield f"{settings} record a golden here: --reference {plan.reference}"
-    if not changed_packages(plan.environment, provenance()):
+    if outcome is not Outcome.FAIL or not changed_packages(plan.environment, provenance()):
         return
     request = replace(check, golden=golden, folder=folder, reference=plan.reference)
     try:

@@ -171,8 +171,9 @@ def test_each_answer_has_its_outcome(
     assert (of.golden is not None) is (own is PASS and (bool(changes) or is_undecided))
 
 
+@pytest.mark.parametrize("judgement", [PASS, FAIL], ids=["PASS", "FAIL"])
 def test_changed_settings_of_the_model_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judgement: Judgement
 ) -> None:
     then = record_settings("micro:llama") | {
         "config.json: rms_norm_eps": 1e-3, "generation_config.json: top_k": 3,
@@ -183,8 +184,8 @@ def test_changed_settings_of_the_model_are_named(
     check = GenerateCheck(
         model="micro:llama", candidate=parse_run("cpu/bfloat16"), golden=tmp_path / "g"
     )
-    found, _ = checking._explain_golden(FAIL, check, SilentProgress())
-    assert found.verdict.notes[1:] == [
+    found, _ = checking._explain_golden(judgement, check, SilentProgress())
+    assert found.verdict.notes[len(judgement.verdict.notes) :] == [
         (
             "changed since the golden: config.json: rms_norm_eps 0.001 → 1e-06. Restore the file; if the change is"
             f" intended, capture the golden again: {RENEWAL}"

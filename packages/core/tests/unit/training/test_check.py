@@ -12,6 +12,7 @@ from assay.training import check as checking
 from assay.training.check import check_train, load_training_limits
 from assay.training.overfit.check import check_overfit, overfit_options
 from assay.training.reports import RecordedPlan, TrainCheck, TrainOptions
+from assay.verdicts import Outcome
 
 CPU = "cpu/float32"
 
@@ -86,8 +87,9 @@ def test_overfitting_that_cannot_be_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.FAIL])
 def test_changed_settings_of_the_model_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
     settings = record_settings("micro:llama") | {"config.json: rope_parameters.rope_theta": 5.0}
     options = TrainOptions(model="micro:llama")
@@ -96,7 +98,7 @@ def test_changed_settings_of_the_model_are_named(
     )
     monkeypatch.setattr(checking, "read_plan", lambda _: plan)
     check = TrainCheck(options, CPU, CPU)
-    assert [*checking._explain_age(check, tmp_path, tmp_path, SilentProgress())] == [
+    assert [*checking._explain_age(outcome, check, tmp_path, tmp_path, SilentProgress())] == [
         (
             "changed since the golden: config.json: rope_parameters.rope_theta 5.0 → 10000.0. Restore the file; if the"
             f" change is intended, record a golden here: --reference {CPU}"
