@@ -5,6 +5,7 @@ their order in the verdict.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,22 +69,25 @@ def find_wrong_movement(
     frozen: tuple[set[str], str],
     place: Callable[[str], dict[str, Any]],
 ) -> LevelResult | None:
-    """Return a failed level if a trained tensor did not move, or a frozen one did.
+    """Return a failed level if a trained tensor did not move, or a frozen one did. Its reason names both.
 
     before, after: hashes by name; trained, frozen: names, and the words that follow the number of the
         wrong ones; place: fields of the location by the first of them.
     """
     moved = differing_keys(before, after)
-    still, unexpected = sorted(trained[0] - moved), sorted(frozen[0] & moved)
-    if still:
-        words = f"{trained[1]} never moved"
-        return failed_update(len(after), still, words, "frozen-parameters", **place(still[0]))
-    if unexpected:
-        words = f"{frozen[1]} moved"
-        return failed_update(
-            len(after), unexpected, words, "optimizer-update", **place(unexpected[0])
-        )
-    return None
+    wrong: list[tuple[set[str], str, Diagnosis]] = [
+        (trained[0] - moved, f"{trained[1]} never moved", "frozen-parameters"),
+        (frozen[0] & moved, f"{frozen[1]} moved", "optimizer-update"),
+    ]
+    found = [
+        failed_update(len(after), sorted(names), words, diagnosis, **place(min(names)))
+        for names, words, diagnosis in wrong
+        if names
+    ]
+    if not found:
+        return None
+    reason = "; ".join(str(one.level.reason) for one in found)
+    return replace(found[0], level=found[0].level.model_copy(update={"reason": reason}))
 
 
 def differing_keys(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:

@@ -336,3 +336,27 @@ def test_the_device_of_a_library_is_not_assumed() -> None:
     verdict, reason = judge_uses("sim", None, torch_device="cpu")
     assert verdict is Outcome.NOT_COMPARED
     assert judge_uses("cpu", None, torch_device="cpu") == (None, "the library trains on the host")
+
+
+def test_a_frozen_tensor_that_moves_is_named_next_to_a_trained_one_that_does_not() -> None:
+    before, after = (
+        {"embed": "1", "head": "2", "norm": "3"},
+        {"embed": "9", "head": "2", "norm": "4"},
+    )
+    cycle: Any = SimpleNamespace(
+        library=SimpleNamespace(
+            frozen=["embed"], steps=2, checkpoints=SimpleNamespace(kind="hugging-face")
+        ),
+        uninterrupted=SimpleNamespace(values=[2.0, 1.0]),
+        saved={2: SavedModel(2, after)},
+        last=SavedModel(2, after),
+        start=SavedModel(0, before),
+    )
+
+    found = judge_updates(cycle)
+
+    assert found.level.reason == (
+        "1 of 2 tensors outside of `frozen` never moved: head; 1 of 1 frozen tensors moved: embed"
+    )
+    assert found.cause is not None
+    assert found.cause.diagnosis == "frozen-parameters"
