@@ -131,7 +131,7 @@ class ExternalLibrary(Record):
     losses: Losses = Field(description="a table with `pattern` or `file`")
     checkpoints: Checkpoints = Field(description="a table with `folder`")
     model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
-    data: str | None = Field(None, description="a path, for {data}")
+    data: str | None = Field(None, description="a file or folder, for {data}")
     steps: Int = Field(9, description="the number of optimizer steps", ge=2, le=_MOST_STEPS)
     save_every: Int = Field(3, description="the number of steps between checkpoints", ge=1)
     learning_rates: list[float] | None = Field(
@@ -240,6 +240,11 @@ class ExternalLibrary(Record):
         return None
 
     @property
+    def data_path(self) -> Path:
+        """Return the absolute path of `data`, which is relative to the working folder, as `model` is."""
+        return Path(self.data or "").expanduser().resolve()
+
+    @property
     def saved_steps(self) -> list[int]:
         """Return the steps after which checkpoints are written."""
         return list(range(self.save_every, self.steps + 1, self.save_every))
@@ -280,8 +285,9 @@ def read_library(path: Path) -> ExternalLibrary:
 
 
 def require_files(library: ExternalLibrary, toml: Path) -> None:
-    """Require the model and the scripts of the launch lines, which are relative to the folder of `toml`.
+    """Require the model, the data, and the scripts of the launch lines.
 
+    Scripts are relative to the folder of `toml`, `model` and `data` to the working folder.
     Raises: UsageError.
     """
     lines = {"launch": library.launch, "equivalent": library.equivalent or []}
@@ -292,6 +298,8 @@ def require_files(library: ExternalLibrary, toml: Path) -> None:
             near = get_close_matches(script.name, others, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise UnreadableFileError(f"{toml}: {key}: {script} does not exist{meant}")
+    if library.data is not None and not (data := library.data_path).exists():
+        raise UnreadableFileError(f"{toml}: data: {data} does not exist")
     try:
         resolve_model(library.model)
     except UsageError as error:

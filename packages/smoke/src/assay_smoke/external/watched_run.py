@@ -223,7 +223,7 @@ class Run:
             "keep": len(library.saved_steps) if library.keep is None else library.keep,
         }  # fmt: skip
         if library.data is not None:
-            values["data"] = (self.working_folder / library.data).resolve()
+            values["data"] = library.data_path
         return values
 
     def command(self) -> list[str]:

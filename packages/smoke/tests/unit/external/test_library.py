@@ -34,6 +34,8 @@ def read(folder: Path, text: str) -> object:
         ("launch = 'bash start.sh'", "launch: {}/start.sh does not exist"),
         ("equivalent = 'python other.py'", "equivalent: {}/other.py does not exist"),
         ("model = 'here/tiny'", "there is no folder here/tiny; "),
+        ("data = 'rows.jsonl'", "data: {}/rows.jsonl does not exist"),
+        ("data = 'here'", ""),
         ("model = './tiny'", "model './tiny': no such folder, and not a valid hub name"),
         ("launch = ['{python}', '-c', 'import there.py']", ""),
         ("launch = 'python train.py --code={output}/new.py {output}/model.py'", ""),
@@ -53,6 +55,24 @@ def test_a_file_that_training_needs_is_absent(
             require_files(read_library(toml), toml)
     else:
         require_files(read_library(toml), toml)
+
+
+def test_data_and_a_model_begin_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "models/tiny/config.json").touch()
+    (tmp_path / "rows.jsonl").touch()
+    toml = tmp_path / "ci" / "library.toml"
+    kept = WHOLE.replace("python train.py", "trainer")
+    toml.write_text(f"model = 'models/tiny'\ndata = 'rows.jsonl'\n{kept}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    library = read_library(toml)
+
+    require_files(library, toml)
+    assert library.data_path == tmp_path / "rows.jsonl"
 
 
 def test_a_launch_line_is_split_into_words(tmp_path: Path) -> None:
