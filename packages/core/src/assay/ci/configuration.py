@@ -38,6 +38,8 @@ Tier = Literal["check", "smoke", "expectations", "bench"]
 TIERS: tuple[Tier, ...] = ("check", "smoke", "expectations", "bench")
 
 NAME = r"[a-z0-9][a-z0-9-]*"
+# The labels of runners that GitHub hosts: https://docs.github.com/en/actions/reference/runners/github-hosted-runners
+_HOSTED = re.compile(r"(ubuntu|windows|macos)-[\w.-]+")
 
 
 def _require_name(name: str) -> str:
@@ -84,6 +86,12 @@ class Machine(_Table):
     def _require_runner(self) -> Self:
         if self.start == "commit" and not self.runs_on:
             raise ValueError('start = "commit" needs runs-on: the labels of the runner on GitHub')
+        own = [label for label in self.runs_on if not _HOSTED.fullmatch(label)]
+        if self.start == "commit" and own:
+            raise ValueError(
+                f'start = "commit" would run unreviewed code on your own runner {own[0]!r}: it is for runners that'
+                " GitHub hosts, such as ubuntu-24.04. Remove it; a label then starts the job"
+            )
         return self
 
 

@@ -141,6 +141,10 @@ def test_an_entry_cannot_judge_another_device_than_its_machine(
             'machines.box: start = "commit" needs runs-on',
         ),
         (
+            "[machines.box]\nruns-on = ['ubuntu-24.04', 'my-mi300']\nstart = 'commit'\nrun = 'cpu/float32'",
+            "machines.box: start = \"commit\" would run unreviewed code on your own runner 'my-mi300'",
+        ),
+        (
             "[machines.box]\nrun = 'cpu/float32'\ntiers = []",
             "tiers: it needs at least 1 item, and has 0",
         ),

@@ -24,7 +24,7 @@ CONFIGURATION = Configuration.model_validate(
         "machines": {
             "box": {"runs-on": ["my-box", "gpu"], "run": "sim/bfloat16", "minutes": 90},
             "host": {
-                "runs-on": ["hosted"], "run": "cpu/bfloat16", "start": "commit",
+                "runs-on": ["ubuntu-24.04"], "run": "cpu/bfloat16", "start": "commit",
                 "pip-index": "https://index.example",
             },
         },
@@ -162,7 +162,7 @@ def test_the_output_of_a_step_is_one_line_for_a_matrix(tmp_path: Path) -> None:
     assert name == "jobs"
     assert json.loads(value) == [
         {
-            "target": "host", "tier": "", "runs_on": ["hosted"], "minutes": 60,
+            "target": "host", "tier": "", "runs_on": ["ubuntu-24.04"], "minutes": 60,
             "pip_index": "https://index.example",
         }
     ]  # fmt: skip
