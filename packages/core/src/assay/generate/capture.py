@@ -319,10 +319,12 @@ class _Capture:
                 results = replay(side, self.texts, self.tokens, replayer)
             if float_format(self.dtype).is_narrow and use_fused_attention(loaded.model):
                 # Eager attention rounds weights, and fused attention rounds exponentials. The noise of one
-                # alone is too small where it happens to be exact, as for four equal weights.
-                with self.progress.task("noise run: fusing attention", self.num_tokens, "tokens"):
+                # alone is too small where it happens to be exact, as for four equal weights. One batch tells.
+                works, tokens = self.texts[:1], self.tokens[:1]
+                num_tokens = count_tokens(work.batch for work in works)
+                with self.progress.task("noise run: fusing attention", num_tokens, "tokens"):
                     fused = Replayer(trace, self.boundary, FUSED, pointwise)
-                    others = replay(side, self.texts, self.tokens, fused, tolerated=(Exception,))
+                    others = replay(side, works, tokens, fused, tolerated=(Exception,))
                     results.keep_larger_row_slopes(others)
             attach_results(self.writer, NOISE, results)
         return Section(
