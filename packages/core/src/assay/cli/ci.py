@@ -259,8 +259,8 @@ def run(
         )
     if lacking := list_uninstalled(read, root):
         print_error(
-            f"assay: {', '.join(lacking)} of `install` in assay.toml is not installed here, as in the job:"
-            f" assay ci install {machine}"
+            f"assay: this Python lacks {', '.join(lacking)}, which the job installs (`install` in assay.toml)."
+            f" Run: assay ci install {machine}"
         )
     _require_one_task(os.environ)
     run = parse_run(read.find(machine).run)

@@ -178,6 +178,24 @@ def test_an_absent_device_is_an_error_before_the_first_command(
     assert (tmp_path / "out").exists() is not is_refused
 
 
+def test_a_project_that_only_the_job_installs_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nowhere-installed"')
+    (tmp_path / "assay.toml").write_text(
+        'install = ["-e", "."]\n[machines.box]\nrun = "cpu/float32"\n[[load]]\nmodel = "m"'
+    )
+    monkeypatch.setattr(
+        "assay.ci.running.run_steps", lambda *_: (_ for _ in ()).throw(SystemExit(0))
+    )
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["ci", "run", "box", "--output", "out"])
+    assert done.stderr == (
+        "assay: this Python lacks nowhere-installed, which the job installs (`install` in assay.toml)."
+        " Run: assay ci install box\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
