@@ -186,18 +186,24 @@ class Report:
         return describe_error(verdict.statistic, self.decided.error)
 
     @property
+    def subject(self) -> str:
+        """Name what was judged; of `assay check`, whose commands judge the same sides, also the command."""
+        words, sides = self.verdict.command[1:3], describe_sides(self.verdict)
+        return one_line(f"{' '.join(words)} of {sides}") if words[:1] == ["check"] else sides
+
+    @property
     def index_cells(self) -> dict[str, str]:
         """Return the line of this run in a table of runs, by column. Long texts are cut: its message has them."""
         verdict, judged = self.verdict, ""
         what = self.what_decided
-        if verdict.verdict is Outcome.NOT_COMPARED or not what:
-            what = describe_cause(verdict)
-        elif verdict.noise_ratio is not None and verdict.limit is not None:
-            judged = describe_judged(verdict.noise_ratio, verdict.limit)
+        if what and verdict.verdict is not Outcome.NOT_COMPARED and verdict.limit is not None:
+            judged = describe_judged(verdict.noise_ratio or 0.0, verdict.limit)
+        if not judged or verdict.compared_unit:  # its levels give reasons
+            what = describe_cause(verdict) or what
         return {
             "verdict": verdict.verdict.value,
             "folder": one_line(str(self.folder)),
-            "run": describe_sides(verdict),
+            "run": self.subject,
             "where": describe_place(verdict.location) if verdict.location else "",
             "what": shorten(what, LONGEST_CELL),
             "ratio / limit": judged,

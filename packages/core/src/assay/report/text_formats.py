@@ -131,7 +131,7 @@ def render_markdown(report: Report) -> str:
     """Return a short summary of `report`."""
     verdict, words = report.verdict, report.explanation
     blocks = [
-        f"## {OUTCOME_SIGNS[verdict.verdict]} {escape_markdown(words.title)}",
+        f"## {OUTCOME_SIGNS[verdict.verdict]} {verdict.verdict.value}: {escape_markdown(report.subject)}",
         markdown_block(words.message),
         markdown_table([rung.cells for rung in report.ladder]) if report.ladder else "",
     ]

@@ -19,7 +19,7 @@ from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 PLACE = "model.layers.0.mlp.down_proj"
 FAILED = Sample(1, 2, 18, 2, PLACE)
 CLEAN = Sample(1, 2, 18, 2, None)
-SIDES = "micro:llama on cpu/bfloat16 against cpu/float32"
+SIDES = "check generate of micro:llama on cpu/bfloat16 against cpu/float32"
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_job_summary_holds_every_run(report_app: typer.Typer) -> None:
     CliRunner().invoke(report_app, ["clean", "failed", "--markdown", "summary.md"])
     lines = Path("summary.md").read_text().splitlines()
     headings = [line[:27] for line in lines if line.startswith(("## ", "<details><summary>✓"))]
-    assert headings == ["<details><summary>✓ PASS: m", "## ✗ FAIL: micro:llama on c"]
+    assert headings == ["<details><summary>✓ PASS: c", "## ✗ FAIL: check generate o"]
     assert Path("summary.md").read_text().splitlines()[:4] == [
         "| verdict | folder | run | where | what | ratio / limit |",
         "|---|---|---|---|---|--:|",

@@ -264,3 +264,19 @@ def test_named_place_behind_a_worse_one_has_its_reason(order: int, mark: str) ->
 
     cells = [line["suspect"] for line in report.suspect_cells(suspects)]
     assert cells == ["b (forward, step 0)", f"a (forward, step 0){mark}"]
+
+
+def test_a_failure_whose_level_gives_a_reason_has_it_in_the_table() -> None:
+    reason = "the loss of step 2 is 1.5, and 1.25 with another split of the rows"
+    verdict = Verdict(
+        verdict=Outcome.FAIL,
+        levels={"equivalent": Level(verdict=Outcome.FAIL, reason=reason)},
+        location=Location(phase="optimizer"),
+        compared_unit="losses, tensors and runs",
+        statistic="trajectory-error",
+        noise_ratio=0.0764,
+        limit=0.0073,
+    )
+    cells = Report(Path("runs/1"), verdict).index_cells
+    assert cells["what"] == f"equivalent: {reason}"
+    assert cells["ratio / limit"] == "7.64e-2x / 7.3e-3x"

@@ -231,14 +231,14 @@ def test_several_runs_are_listed_in_one_table() -> None:
     console = Console(file=stream, width=60)  # a file gets each row on one line
     place, error = "model.layers.0.mlp.down_proj", "relative error 4.09e-2"
     nobody = "the model on the candidate against the reference"
-    sides = "micro:llama on cpu/bfloat16 against cpu/float32"
+    sides = "check generate of micro:llama on cpu/bfloat16 against cpu/float32"
     print_index([failed, unknown, passed], console, Path("runs/3/index.html"))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines == [
         "1 FAIL, 1 NOT_COMPARED, 1 PASS",
-        f"verdict       folder  run{'':47}where{'':25}what{'':26}ratio / limit",
-        f"FAIL          runs/1  {sides:<48}  {place:<28}  {error:<28}   14.6x / 3.0x",
-        f"NOT_COMPARED  runs/4  {nobody:<48}  {'':28}  logits: nothing was compared",
+        f"verdict       folder  run{'':64}where{'':25}what{'':26}ratio / limit",
+        f"FAIL          runs/1  {sides}  {place:<28}  {error:<28}   14.6x / 3.0x",
+        f"NOT_COMPARED  runs/4  {nobody:<65}  {'':28}  logits: nothing was compared",
         f"PASS          runs/2  {nobody}",
         "report: runs/3/index.html",
     ]
@@ -295,7 +295,7 @@ def test_failure_is_summarised_whole() -> None:
     sample = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
     report = read_report(write_sample(Path("runs/0412"), sample))
     assert render_markdown(report) == (
-        "## ✗ FAIL: micro:llama on cpu/bfloat16 against cpu/float32\n"
+        "## ✗ FAIL: check generate of micro:llama on cpu/bfloat16 against cpu/float32\n"
         "\n"
         "```text\n"
         "model.layers.0.mlp.down_proj (forward, step 0) differs from the reference.\n"
