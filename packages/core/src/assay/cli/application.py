@@ -447,10 +447,11 @@ def report(
 @with_options
 def explain(
     diagnosis: Annotated[
-        str | None, Option("A diagnosis, outcome or exit code; without it, all are listed.")
+        str | None,
+        Option("A diagnosis, outcome, exit code or level. Default: list all but levels."),
     ] = None,
 ) -> None:
-    """Say what a diagnosis means, its usual causes, and what to do."""
+    """Say what a diagnosis or level means; of a diagnosis, also its usual causes and what to do."""
     from rich.text import Text
 
     from assay.judge.wording import describe_diagnosis, list_diagnoses

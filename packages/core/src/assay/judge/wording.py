@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,27 +92,36 @@ def _load(file: str) -> dict[str, DiagnosisEntry]:
 
 
 def describe_diagnosis(name: str) -> str:
-    """Return the text of `assay explain` for a diagnosis, a word of terms.toml or an exit code, in paragraphs.
+    """Return the text of `assay explain` for a diagnosis, level, word of terms.toml or exit code, in paragraphs.
 
     Raises: UsageError for an unknown name, with the nearest one.
     """
     entries = _load_entries()
     entry = entries.get({str(one.exit_code): one.value for one in Outcome}.get(name, name))
+    levels = [
+        f"{name} is a level of {command}: {questions[name]}"
+        for command, questions in LEVEL_QUESTIONS.items()
+        if name in questions
+    ]
     if entry is None:
-        near = difflib.get_close_matches(name, entries, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(entries)}"
-        raise UsageError(f"unknown diagnosis {name!r}{hint}")
+        if levels:
+            return "\n\n".join(levels)
+        known = dict.fromkeys([*entries, *chain.from_iterable(LEVEL_QUESTIONS.values())])
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+        raise UsageError(f"unknown diagnosis or level {name!r}{hint}")
     verdict = f" ({entry.verdict})" if entry.verdict not in (None, name) else ""
     return "\n\n".join([
         f"{name}{verdict}: {entry.summary}.",
         entry.meaning.strip(),
         f"Typical causes: {'; '.join(entry.causes)}.",
         f"What to do next: {entry.advice.strip()}",
+        *levels,
     ])  # fmt: skip
 
 
 def list_diagnoses() -> list[tuple[str, str, str]]:
-    """Return name, verdict and summary of everything that `describe_diagnosis` describes."""
+    """Return name, verdict and summary of everything but levels that `describe_diagnosis` describes."""
     return [(name, entry.verdict or "", entry.summary) for name, entry in _load_entries().items()]
 
 
@@ -122,32 +132,59 @@ def _load_entries() -> dict[str, DiagnosisEntry]:
 # Signs in addition to colors, which some readers do not see.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
-_LEVEL_QUESTIONS = {
-    "weights": "Are the weights the same?",
-    "load": "Are the weights and settings those of the files?",
-    "inputs": "Is the model called with the same inputs?",
-    "tokens": "Are the same tokens generated?",
-    "logits": "Do the same tokens have the same distributions?",
-    "outputs": "Are the model's outputs the same?",
-    "modules": "Does every part compute the same from the same inputs?",
-    "sampler": "Does the sampler choose the same from the same logits?",
-    "loss": "Is the loss the same?",
-    "activations": "Does every part compute the same in the forward pass?",
-    "gradients": "Are the gradients the same?",
-    "updates": "Does the optimizer make the same updates?",
-    "replicas": "Do all ranks hold the same parameters?",
-    "checkpoint": "Is the loaded state equal to the saved state?",
-    "overfit": "Does it memorize a few sequences, as the reference does?",
-}
-# Two dumps hold values that were already computed, each from its own inputs.
-_DUMP_QUESTIONS = {
-    "completeness": "Does ACTUAL hold everything that EXPECTED holds?",
-    "inputs": "Are the token ids of the prompts the same, and the labels?",
-    "logits": "Do the dumped logits agree?",
-    "modules": "Do the dumped inputs and outputs of modules agree?",
-    "operations": "Do the dumped results of operations agree?",
-    "gradients": "Do the dumped gradients agree?",
-    "updates": "Do the dumped updates of parameters agree?",
+# By command. `assay compare` also has levels of `assay check`.
+LEVEL_QUESTIONS = {
+    "assay check": {
+        "weights": "Are the weights the same?",
+        "load": "Are the weights and settings those of the files?",
+        "inputs": "Is the model called with the same inputs?",
+        "tokens": "Are the same tokens generated?",
+        "logits": "Do the same tokens have the same distributions?",
+        "outputs": "Are the model's outputs the same?",
+        "modules": "Does every part compute the same from the same inputs?",
+        "sampler": "Does the sampler choose the same from the same logits?",
+        "loss": "Is the loss the same?",
+        "activations": "Does every part compute the same in the forward pass?",
+        "gradients": "Are the gradients the same?",
+        "updates": "Does the optimizer make the same updates?",
+        "replicas": "Do all ranks hold the same parameters?",
+        "checkpoint": "Is the loaded state equal to the saved state?",
+        "overfit": "Does it memorize a few sequences, as the reference does?",
+    },
+    # Two dumps hold values that were already computed, each from its own inputs.
+    "assay compare": {
+        "completeness": "Does ACTUAL hold everything that EXPECTED holds?",
+        "inputs": "Are the token ids of the prompts the same, and the labels?",
+        "logits": "Do the dumped logits agree?",
+        "modules": "Do the dumped inputs and outputs of modules agree?",
+        "operations": "Do the dumped results of operations agree?",
+        "gradients": "Do the dumped gradients agree?",
+        "updates": "Do the dumped updates of parameters agree?",
+    },
+    "assay smoke run": {
+        "run": "Do all runs make their steps in time?",
+        "loss": "Are all steps logged, with finite losses?",
+        "learning-rate": "Does a resumed run continue the schedule?",
+        "checkpoint": "Does each checkpoint hold the model of its step?",
+        "updates": "Does every parameter that is trained change?",
+        "first-save": "Does a saved model include the last step before it?",
+        "equivalent": "Does another division of the same rows train the same?",
+        "resume": "Does a resumed run continue as the uninterrupted one?",
+        "sigterm": "Does a terminated run leave a checkpoint that can be resumed?",
+        "tear-down": "Does every run end without an error after its last step?",
+        "leftovers": "Does nothing of a run remain on the machine?",
+        "memory": "Is the device's memory used, and released?",
+    },
+    "assay smoke data": {
+        "chat": "Does the template keep all turns, with one BOS and an end for each answer?",
+        "labels": "Do exactly the answers have labels?",
+        "collator": "Is each sample one row, whole, with its labels and masked padding?",
+        "packing": "Does each packed sample train as it does alone?",
+        "sampler": "Is every sample read once in each epoch, and the rest after a resume?",
+        "batch-sampler": "Is every sample read once in each epoch, within the token budget?",
+        "accumulation": "Does a step over micro-batches have the gradient of one big batch?",
+        "workers": "Do workers and epochs draw different random numbers?",
+    },
 }
 SUSPECTS_ORDER = "furthest over their limits first, equal ones in the order of the model"
 
@@ -276,7 +313,8 @@ def is_of_dumps(verdict: Verdict) -> bool:
 def describe_level(verdict: Verdict, name: str) -> str:
     """Return the question that a level answers; "" if it is unknown. A command may have questions of its own."""
     own = (verdict.levels[name].model_extra or {}).get("question")
-    known = _LEVEL_QUESTIONS | (_DUMP_QUESTIONS if is_of_dumps(verdict) else {})
+    of_dumps = LEVEL_QUESTIONS["assay compare"] if is_of_dumps(verdict) else {}
+    known = LEVEL_QUESTIONS["assay check"] | of_dumps
     return own if isinstance(own, str) else known.get(name, "")
 
 

@@ -113,6 +113,24 @@ def test_outcomes_and_exit_codes_are_explained(name: str, start: str) -> None:
     assert describe_diagnosis(name).startswith(start)
 
 
+def test_a_level_is_explained_by_its_question_in_each_command_that_has_it() -> None:
+    assert describe_diagnosis("resume") == (
+        "resume is a level of assay smoke run: Does a resumed run continue as the uninterrupted one?"
+    )
+    assert describe_diagnosis("gradients").split("\n\n") == [
+        "gradients is a level of assay check: Are the gradients the same?",
+        "gradients is a level of assay compare: Do the dumped gradients agree?",
+    ]
+    # Also a diagnosis.
+    assert describe_diagnosis("sampler").startswith("sampler (FAIL): ")
+    assert "\n\nsampler is a level of assay smoke data: Is every" in describe_diagnosis("sampler")
+
+
+def test_a_misspelt_level_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean first-save"):
+        describe_diagnosis("fist-save")
+
+
 PASSING = {"near-tie", "representation-difference", "below-resolution"}
 
 
@@ -154,11 +172,15 @@ def test_a_diagnosis_is_described_whole() -> None:
 def test_a_misspelt_diagnosis_names_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         describe_diagnosis("modul-error")
-    assert str(caught.value) == "unknown diagnosis 'modul-error'; did you mean module-error?"
+    assert (
+        str(caught.value) == "unknown diagnosis or level 'modul-error'; did you mean module-error?"
+    )
 
 
 def test_an_unknown_diagnosis_names_all() -> None:
-    with pytest.raises(UsageError, match=r"^unknown diagnosis 'xyzzy'; known: module-error, non-f"):
+    with pytest.raises(
+        UsageError, match=r"^unknown diagnosis or level 'xyzzy'; known: module-error, non-f"
+    ):
         describe_diagnosis("xyzzy")
 
 

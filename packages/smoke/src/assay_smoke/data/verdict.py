@@ -9,6 +9,7 @@ from pydantic import Field
 
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.judge.levels import Cause, LevelResult, conclude, not_run
+from assay.judge.wording import LEVEL_QUESTIONS
 from assay.models.sources import RemoteCode
 from assay.plugins import find_plugin_file
 from assay.verdicts import Level, Outcome, Record, Verdict
@@ -186,18 +187,6 @@ class DataAnswer(Record):
     """Exceptions and malformed results of the user's code."""
 
 
-QUESTIONS: dict[str, str] = {
-    "chat": "Does the template keep all turns, with one BOS and an end for each answer?",
-    "labels": "Do exactly the answers have labels?",
-    "collator": "Is each sample one row, whole, with its labels and masked padding?",
-    "packing": "Does each packed sample train as it does alone?",
-    "sampler": "Is every sample read once in each epoch, and the rest after a resume?",
-    "batch-sampler": "Is every sample read once in each epoch, within the token budget?",
-    "accumulation": "Does a step over micro-batches have the gradient of one big batch?",
-    "workers": "Do workers and epochs draw different random numbers?",
-}
-
-
 def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     """Judge all levels. FAIL if a property is broken, NOT_COMPARED if one was never tried or none checked."""
     levels: dict[str, LevelResult] = {}
@@ -205,7 +194,9 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
         reports = [report for level, report in answer.reports if level == name]
         if reports or name in answer.left_out:
             one = _judge_level(reports) if reports else not_run(answer.left_out[name])
-            one.level = one.level.model_copy(update={"question": QUESTIONS[name]})
+            one.level = one.level.model_copy(
+                update={"question": LEVEL_QUESTIONS["assay smoke data"][name]}
+            )
             levels[name] = one
     failed = [name for name in LEVELS if name in levels and levels[name].is_failed]
     subjects_of: dict[str, list[str]] = {}

@@ -21,6 +21,7 @@ from assay.judge.levels import (
     passed,
     rows_of,
 )
+from assay.judge.wording import LEVEL_QUESTIONS
 from assay.models.sources import local_folder, resolve_model
 from assay.progress import format_size
 from assay.runs import Progress
@@ -390,22 +391,19 @@ def describe_unjudged(libraries: Iterable[ExternalLibrary]) -> str:
 
 
 # The levels in the order of the verdict. The first that fails provides the cause.
-_LEVELS: dict[str, tuple[Callable[[Cycle], LevelResult], str]] = {
-    "run": (judge_runs, "Do all runs make their steps in time?"),
-    "loss": (judge_losses, "Are all steps logged, with finite losses?"),
-    "learning-rate": (judge_learning_rates, "Does a resumed run continue the schedule?"),
-    "checkpoint": (judge_checkpoints, "Does each checkpoint hold the model of its step?"),
-    "updates": (judge_updates, "Does every parameter that is trained change?"),
-    "first-save": (judge_first_save, "Does a saved model include the last step before it?"),
-    "equivalent": (judge_equivalent, "Does another division of the same rows train the same?"),
-    "resume": (judge_resumption, "Does a resumed run continue as the uninterrupted one?"),
-    "sigterm": (
-        judge_interruption,
-        "Does a terminated run leave a checkpoint that can be resumed?",
-    ),
-    "tear-down": (judge_ends, "Does every run end without an error after its last step?"),
-    "leftovers": (judge_leftovers, "Does nothing of a run remain on the machine?"),
-    "memory": (judge_memory, "Is the device's memory used, and released?"),
+_LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
+    "run": judge_runs,
+    "loss": judge_losses,
+    "learning-rate": judge_learning_rates,
+    "checkpoint": judge_checkpoints,
+    "updates": judge_updates,
+    "first-save": judge_first_save,
+    "equivalent": judge_equivalent,
+    "resume": judge_resumption,
+    "sigterm": judge_interruption,
+    "tear-down": judge_ends,
+    "leftovers": judge_leftovers,
+    "memory": judge_memory,
 }
 # The levels that make runs, in the order of the runs. The others judge all runs, so they come later.
 _MAKE_RUNS = ("resume", "sigterm", "equivalent")
@@ -444,7 +442,7 @@ def run_external(
 def _judge(cycle: Cycle, toml: Path) -> Verdict:
     """Make the remaining runs, judge all levels and write the verdict."""
     order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST, _END)))
-    found = {name: _LEVELS[name][0](cycle) for name in order}
+    found = {name: _LEVELS[name](cycle) for name in order}
     decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
     found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle)
     resumed, old = found[_EXPLAINED].level, found[_LAST].level
@@ -454,7 +452,9 @@ def _judge(cycle: Cycle, toml: Path) -> Verdict:
     found[_END] = judge_ends(cycle)
     found = {name: found[name] for name in _LEVELS}
     for name, one in found.items():
-        one.level = one.level.model_copy(update={"question": _LEVELS[name][1]})
+        one.level = one.level.model_copy(
+            update={"question": LEVEL_QUESTIONS["assay smoke run"][name]}
+        )
     first = next((one for one in found.values() if one.is_failed), None)
     # The numbers of a failure are those of its level; a rule without a ratio has none.
     ratios = [
