@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from assay.models.load import load_model
 from assay.models.transformers_calls import save_pretrained
@@ -100,6 +102,21 @@ def test_a_trainer_that_is_a_package_passes_the_job_of_the_page(tmp_path: Path) 
     )  # fmt: skip
 
     assert done.returncode == 0
+
+
+def test_the_workflow_before_the_release_has_a_job_for_each_machine_of_the_page() -> None:
+    page = read_page("ci")
+    (table,) = (one for one in re.findall("(?ms)^```toml\n(.*?)^```", page) if "[machines" in one)
+    machines = tomllib.loads(table)["machines"]
+    (text,) = re.findall("(?ms)^```yaml\n(.*?)^```", page)
+    jobs = YAML(typ="safe").load(text)["jobs"]
+    assert {name: [job["runs-on"]] for name, job in jobs.items()} == {
+        name: machine["runs-on"] for name, machine in machines.items()
+    }
+    assert jobs["cpu"]["env"]["PIP_EXTRA_INDEX_URL"] == machines["cpu"]["pip-index"]
+    for job in jobs.values():
+        assert job["steps"][-1]["uses"].startswith("actions/upload-artifact@")
+        assert job["steps"][-1]["if"] == "always()"
 
 
 def test_the_readme_shows_the_failure_of_the_first_ten_minutes() -> None:
