@@ -83,7 +83,7 @@ from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 
 # Phases of a capture, without and with recorded modules.
-_PHASES, _MODULE_PHASES = 7, 11
+_PHASES, _MODULE_PHASES = 7, 11  # one more in 16 bits
 
 
 def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
@@ -108,8 +108,11 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
     sections = {}
     identity: ModelIdentity | None = None
     notes: list[str] = []
-    num_phases = _MODULE_PHASES if spec.level == "module" else _PHASES
-    progress.number_phases(num_phases * len(spec.noise_for))
+    num_phases = [
+        _MODULE_PHASES + float_format(dtype).is_narrow if spec.level == "module" else _PHASES
+        for dtype in spec.noise_for
+    ]
+    progress.number_phases(sum(num_phases))
     for dtype, precision in ((dtype, one) for dtype in spec.noise_for for one in (wide, "float32")):
         if dtype in sections or dtype == precision:
             continue
@@ -317,10 +320,11 @@ class _Capture:
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
                 results = replay(side, self.texts, self.tokens, replayer)
-            if float_format(self.dtype).is_narrow and use_fused_attention(loaded.model):
+            if float_format(self.dtype).is_narrow:
                 # Eager attention rounds weights, and fused attention rounds exponentials. The noise of one
                 # alone is too small where it happens to be exact, as for four equal weights. One batch tells.
-                works, tokens = self.texts[:1], self.tokens[:1]
+                num_fused = int(use_fused_attention(loaded.model))
+                works, tokens = self.texts[:num_fused], self.tokens[:num_fused]
                 num_tokens = count_tokens(work.batch for work in works)
                 with self.progress.task("noise run: fusing attention", num_tokens, "tokens"):
                     fused = Replayer(trace, self.boundary, FUSED, pointwise)
