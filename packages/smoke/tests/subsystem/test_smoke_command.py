@@ -11,6 +11,7 @@ from assay_smoke.matrix.rules import case_of
 from packages.core.tests.subsystem.commands import run_command
 
 PLANTED = Path(__file__).parents[1] / "planted_trainers.py"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "own_trainer.py"
 
 
 def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,8 +84,10 @@ def test_a_plan_of_ci_finds_what_the_job_refuses(
     assert done.stderr.startswith(f"assay: assay.toml: smoke: {message.format(tmp_path)}")
 
 
-def test_a_case_of_one_process_passes(tmp_path: Path) -> None:
-    done = assay("run", "one-process-1", "--output", str(tmp_path / "run"))
+@pytest.mark.parametrize("trainer", ["reference", f"{EXAMPLE}:OwnTrainer"])
+def test_a_case_of_one_process_passes(tmp_path: Path, trainer: str) -> None:
+    output = str(tmp_path / "run")
+    done = assay("run", "one-process-1", "--trainer", trainer, "--output", output)
     assert done.returncode == 0, done.stderr
     result, *_ = done.stdout.splitlines()
     assert result.startswith("[1/1] PASS one-process-1 (")

@@ -63,9 +63,9 @@ def is_deepspeed(trainer: str) -> bool:
 
 
 def mesh_of(case: Case) -> dict[str, int]:
-    """Return the mesh: all cards on the axis over which the framework spreads training."""
+    """Return the mesh: all cards on the axis over which the framework spreads training, if it does."""
     axis = {"tensor-parallel": "tp", "pipeline": "pp"}.get(case.framework, "dp")
-    return {axis: case.cards}
+    return {} if case.framework == "one-process" else {axis: case.cards}
 
 
 def options_of(case: Case) -> TrainOptions:
@@ -269,9 +269,9 @@ class CaseRun:
             name = body.__name__
             logs = folder / "logs" / name
             logs.mkdir(parents=True, exist_ok=True)
-            mesh = {"dp": 1} if name == "read" else mesh_of(case)
+            mesh = {} if name == "read" else mesh_of(case)
             preload = preload_for(case, trainer, self.device)
-            world = World(mesh, self.device, limits=self.limits, preload=preload)
+            world = World(mesh or {"dp": 1}, self.device, limits=self.limits, preload=preload)
             timelines = folder / "timelines" / name
             request = worlds.CaseRequest(candidate, case.checkpoint, timelines, folder / checkpoint)
             with progress.step(f"{case.id}: {name}"):

@@ -10,7 +10,7 @@ import pytest
 
 from assay.launch import TimeLimits, WorldError
 from assay.runs import SilentProgress
-from assay_smoke.cases.running import EVERY_CASE, CaseRun, preload_for
+from assay_smoke.cases.running import EVERY_CASE, CaseRun, mesh_of, preload_for
 from assay_smoke.machine import Leftover
 from assay_smoke.matrix.rules import case_of
 
@@ -20,6 +20,19 @@ for module in sys.argv[1:]:
     importlib.import_module(module)
 print(len(os.listdir("/proc/self/task")))
 """
+
+
+@pytest.mark.parametrize(
+    ("case", "mesh"),
+    [
+        ("one-process-1", {}),  # as in `assay check train` without --mesh
+        ("fsdp-2", {"dp": 2}),
+        ("tensor-parallel-2", {"tp": 2}),
+        ("pipeline-2", {"pp": 2}),
+    ],
+)
+def test_only_a_framework_that_spreads_training_has_a_mesh(case: str, mesh: dict[str, int]) -> None:
+    assert mesh_of(case_of(case)) == mesh
 
 
 @pytest.mark.parametrize(
