@@ -80,7 +80,7 @@ PLANTS = (
         "            loss.backward()\n",
         "            optimizer.zero_grad()\n            loss.backward()\n",
         "equivalent",
-        "Are gradients of a micro-batch or rank lost?",
+        "Are those of a micro-batch or rank lost?",
     ),
     Plant(
         "learning rate stepped once a micro-batch, and not logged",

@@ -150,7 +150,7 @@ def test_gradients_that_are_not_divided_show_in_their_logged_norm_alone(tmp_path
         ("loss not divided", "Their losses are summed, and not divided by it", "loss-scale"),
         (
             "ranks not reduced",
-            "nearer to 2, the quotient of the numbers of ranks",
+            "Are those of a micro-batch or rank lost?",
             "missing-reduction",
         ),
         ("mean of means", "Is it a mean of means over unequal token counts?", None),

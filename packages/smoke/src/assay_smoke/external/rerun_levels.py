@@ -178,7 +178,7 @@ def _other_tensors(end: SavedModel | None, last: SavedModel | None) -> str | Non
 
 
 def _describe_ends(cycle: Cycle, run: Run, begin: Path) -> str:
-    """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" without an end."""
+    """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" without a positive number."""
     folders = [cycle.end_of(run), cycle.end_of(cycle.uninterrupted), begin]
     try:
         ends = [read_tensors(run, folder) for folder in folders if folder is not None]
@@ -187,6 +187,8 @@ def _describe_ends(cycle: Cycle, run: Run, begin: Path) -> str:
     if len(ends) < len(folders):
         return ""
     apart = measure_apart(*ends)
+    if not 0 < apart < inf:
+        return ""
     size = f"{apart:.2g} of" if apart < 1 else f"{apart:,.0f} times"
     return f"; the last checkpoints differ by {size} the change since step {run.first_step}"
 
@@ -456,7 +458,7 @@ class _Difference:
     def _explain_factor(
         self, port: str, step: int, dtype: str
     ) -> tuple[str, Diagnosis | None] | None:
-        """Explain a factor that is nearer to a quotient of numbers of parts than to 1, and give a sure diagnosis.
+        """Explain a factor that is close to a quotient of numbers of parts, and give a sure diagnosis.
 
         Unequal token counts change every such factor alike, so the nearest is the likeliest. In 360 steps of micro:llama
         over two or four micro-batches with rows of 8 to 100 tokens, a mean of means changed losses by factors of 0.81 to
@@ -471,7 +473,7 @@ class _Difference:
             if quotient != 1
         ]
         least, sign, number, _ = min(near, default=(inf, 1, 1.0, ""))
-        if least >= abs(factor) or (sign == 1 and least > _NEAR):
+        if least >= min(abs(factor), _NEAR):
             return None
         names = " or ".join(name for distance, *_, name in near if distance == least)
         values, lost = ("losses", "rows") if port == "loss" else ("gradients", "gradients")
@@ -480,7 +482,7 @@ class _Difference:
         quotient = f"the quotient of the numbers of {names}"
         if least <= max(_EXACT, 2 * FORMATS[dtype].unit_roundoff):
             return f"{shown} as {quotient}. Their {values} are {how}.", "loss-scale"
-        shown += f" nearer to {number:g}, {quotient}, than to 1."
+        shown += f" close to {number:g}, {quotient}."
         if sign == 1:
             return (
                 f"{shown} Their {values} are probably {how}, and token counts are unequal. {_CHECK}",
@@ -579,8 +581,8 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
         noise = spread.ends.limit * repeated
         if noise > ends.expected and not ends.actual > noise:
             return not_compared(
-                f"{reason}; but two uninterrupted runs of one seed differ by {repeated:.2g} of that"
-                " change. Do data, their order and all random numbers depend on {seed} alone?"
+                f"two uninterrupted runs of one seed differ by {repeated:.2g} of the change by training: do data,"
+                f" their order and all random numbers depend on {{seed}} alone? The difference: {reason}"
             )
     if cycle.library.precision is None and difference.describe("bfloat16") is None:
         return not_compared(

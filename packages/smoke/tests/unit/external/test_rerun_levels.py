@@ -1,5 +1,6 @@
 """Repeated and equivalent runs: limits, unchecked parts, and the precision of logged losses."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from assay.verdicts import Outcome
 from assay_smoke.external import rerun_levels
 from assay_smoke.external.rerun_levels import (
     _compare_splits,
+    _describe_ends,
     _Difference,
     _first_other_loss,
+    _judge_difference,
     judge_equivalent,
     judge_interruption,
     measure_apart,
@@ -66,6 +69,46 @@ def test_two_ends_are_apart_by_a_share_of_what_training_changed() -> None:
     assert measure_apart({"0": end["0"]}, end, base) == float("inf")
     broken = end | {"0": torch.tensor([3.0, float("nan")])}
     assert measure_apart(broken, end, base) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("actual", "words"),
+    [
+        (3.0, ""),
+        (2.5, "; the last checkpoints differ by 0.5 of the change since step 2"),
+        (math.nan, ""),
+    ],
+)
+def test_ends_are_described_by_a_positive_number_alone(
+    actual: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = {Path("actual"): actual, Path("expected"): 3.0, Path("begin"): 2.0}
+    monkeypatch.setattr(
+        rerun_levels, "read_tensors", lambda _, folder: {"a": torch.tensor([ends[folder]])}
+    )
+    run: Any = SimpleNamespace(name="actual", first_step=2)
+    cycle: Any = SimpleNamespace(
+        uninterrupted=SimpleNamespace(name="expected"), end_of=lambda one: Path(one.name)
+    )
+    assert _describe_ends(cycle, run, Path("begin")) == words
+
+
+def test_runs_that_the_seed_does_not_decide_are_named_first() -> None:
+    expected, actual = [LoggedStep(1, 4.0, grad_norm=2.0)], [LoggedStep(1, 4.0, grad_norm=3.0)]
+    spread = measure_spread(
+        {"uninterrupted": WHOLE, "repeated": WHOLE, "resumed": WHOLE},
+        {"uninterrupted": END, "repeated": MIDDLE, "resumed": END},
+        MIDDLE,
+    )
+    cycle: Any = SimpleNamespace(
+        spreads={"resume": spread}, library=SimpleNamespace(precision="float32")
+    )
+    level = _judge_difference(_Difference(expected, actual, 0.5, 1), "float32", "split", cycle).level
+    assert level.verdict is Outcome.NOT_COMPARED
+    assert str(level.reason).startswith(
+        "two uninterrupted runs of one seed differ by 1 of the change by training: do data, their order and all random"
+        " numbers depend on {seed} alone? The difference: the norm of the gradient of step 1 is 2.0, and 3.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,8 +257,9 @@ def test_an_interruption_without_a_step_to_resume_is_not_compared(
         (8.0, "loss-scale", "as the quotient of the numbers of ranks. Their gradients are summed"),
         (4.0, "loss-scale", "numbers of micro-batches of a rank. Their gradients are summed"),
         (0.25, "loss-scale", "numbers of micro-batches. Their gradients are divided by it twice"),
-        (7.9, "loss-scale", "3.95 times the other, nearer to 4, the quotient of the numbers of ranks, than to 1. Their gradients are probably summed, and not divided by it, and token counts are unequal"),
-        (0.9, "missing-reduction", "nearer to 2, the quotient of the numbers of micro-batches of a rank, than to 1. Are gradients of a micro-batch or rank lost? Otherwise their gradients are divided by it twice"),
+        (7.9, "loss-scale", "3.95 times the other, close to 4, the quotient of the numbers of ranks. Their gradients are probably summed, and not divided by it, and token counts are unequal"),
+        (0.95, "missing-reduction", "close to 2, the quotient of the numbers of micro-batches of a rank. Are gradients of a micro-batch or rank lost? Otherwise their gradients are divided by it twice"),
+        (2 / 1.445, "missing-reduction", "(4.0, 4.0). How gradients are summed"),
         (2.8, "missing-reduction", "The loss of step 1 agrees within the float32 limit of 0.025 (4.0, 4.0). How gradients are summed, weighted or reduced depends on the split. Are those of a micro-batch or rank lost? Is it"),
     ],
 )  # fmt: skip
@@ -271,7 +315,7 @@ def test_a_smaller_norm_is_no_lost_gradient_if_its_rows_are_read_otherwise() -> 
         (1.0, "Their losses are divided by it twice"),
         (
             15.7,
-            "3.925 times the other, nearer to 4, the quotient of the numbers of micro-batches, than to 1. Their losses are probably summed",
+            "3.925 times the other, close to 4, the quotient of the numbers of micro-batches. Their losses are probably summed",
         ),
         (
             1.1,
@@ -346,8 +390,8 @@ def test_a_cause_is_only_named_if_the_log_does_not_explain_the_difference(
             [6.5],
             [(3.76, 1.77)],
             (
-                "The norm of the gradient of step 1 is 3.76, and 1.77. The larger value is 2.124 times the other, nearer"
-                " to 2, the quotient of the numbers of micro-batches, than to 1. Their gradients are probably summed, and not divided by"
+                "The norm of the gradient of step 1 is 3.76, and 1.77. The larger value is 2.124 times the other, close"
+                " to 2, the quotient of the numbers of micro-batches. Their gradients are probably summed, and not divided by"
                 f" it, and token counts are unequal. {CHECK} {PADDING}"
             ),
         ),
