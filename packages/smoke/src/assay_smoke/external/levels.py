@@ -264,8 +264,10 @@ def _find_nothing_learned(cycle: Cycle, zero: Sequence[str]) -> str | None:
     )
 
 
-def judge_first_save(cycle: Cycle) -> LevelResult:
+def judge_first_save(cycle: Cycle, resumed: LevelResult | None = None) -> LevelResult:
     """Judge that a checkpoint holds the step after which it is saved, not the one before.
+
+    resumed: the level resume. If its first loss differs, as by an old model, any logged rate counts.
 
     A resumed run does not show an old model if its state has weights of its own. So a short run saves
     after each of two steps: if models are one step old, its first checkpoint holds the initial one.
@@ -293,18 +295,19 @@ def judge_first_save(cycle: Cycle) -> LevelResult:
     if library.precision == "float16":
         return not_run(f"{held}, as a loss scale may skip steps: {unchecked}", unchecked=True)
     # Some libraries log the rate of the next step, so that a rising one may have been zero.
-    is_positive = first == 0 < second or first > second > 0
-    declared = library.learning_rates[step - 1] if library.learning_rates else 0.0
+    is_sure = library.learning_rates or first == 0 < second or first > second > 0
+    is_other = resumed is not None and resumed.cause is not None and not resumed.cause.diagnosis
+    rate = (library.learning_rates or (first, second))[step - 1]
     wanted = ["`precision`"] * (library.precision is None)
-    if not (is_positive or declared > 0):
+    if not (rate > 0 and (is_sure or is_other)):
         wanted.append(f"a positive rate of step {step} in `learning_rates`")
     if wanted:
         return not_compared(
             f"{held}: saved models are one step old, or that step changed nothing, as with a rate of 0 or if a"
             f" loss scale skips it. Missing: {' and '.join(wanted)}"
         )
-    rate = declared or (first, second)[step - 1]
     old = f"although its learning rate is {rate:g}: saved models are one step old"
+    old += ", unless the log shows the rate of the next step" * (not is_sure)
     return failed_checkpoint(step, len(saved.hashes), f"{held}, {old}")
 
 
@@ -444,8 +447,9 @@ def _judge(cycle: Cycle, toml: Path) -> Verdict:
     order = (*_MAKE_RUNS, *(name for name in _LEVELS if name not in (*_MAKE_RUNS, _LAST, _END)))
     found = {name: _LEVELS[name](cycle) for name in order}
     decided = {name for name, one in found.items() if one.is_failed} - {_EXPLAINED}
-    found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle)
-    resumed, old = found[_EXPLAINED].level, found[_LAST].level
+    resume = found[_EXPLAINED]
+    found[_LAST] = not_run("another level failed") if decided else judge_first_save(cycle, resume)
+    resumed, old = resume.level, found[_LAST].level
     if resumed.verdict is Outcome.FAIL and not (decided or found[_LAST].is_failed) and old.reason:
         update = {"reason": f"{resumed.reason}; {_LAST}: {old.reason}"}
         found[_EXPLAINED].level = resumed.model_copy(update=update)

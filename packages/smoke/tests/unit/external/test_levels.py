@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.judge.levels import not_run, passed
+from assay.judge.levels import LevelResult, not_run, passed
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_smoke.external import levels
@@ -22,6 +22,7 @@ from assay_smoke.external.levels import (
 )
 from assay_smoke.external.runs import Cycle, SavedModel
 from assay_smoke.external.watched_run import LoggedStep, Run
+from assay_smoke.judging import failed_checkpoint
 from assay_smoke.machine import MemoryUse
 
 FIRST, SECOND = SavedModel(1, {"a": "11"}), SavedModel(2, {"a": "22"})
@@ -139,6 +140,12 @@ RATE_1 = MISSING + RATE.format(1)
 BOTH = f"{MISSING}{PRECISION} and {RATE.format(1)}"
 
 
+RESUMED = passed(1)
+OLD = failed_checkpoint(4, 1, "the first loss differs")
+STATE = failed_checkpoint(4, 1, "a later loss differs", diagnosis="checkpoint-mismatch")
+UNLESS = "saved models are one step old, unless the log shows the rate of the next step"
+
+
 @pytest.mark.parametrize(
     ("precision", "rates", "declared", "verdict", "end"),
     [
@@ -155,7 +162,9 @@ BOTH = f"{MISSING}{PRECISION} and {RATE.format(1)}"
         (None, [1e-3, 1e-3], None, Outcome.NOT_COMPARED, BOTH),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("resumed", [None, RESUMED, STATE])
 def test_an_old_model_fails_or_says_what_is_missing(
+    resumed: LevelResult | None,
     precision: str | None,
     rates: list[float | None],
     declared: list[float] | None,
@@ -178,9 +187,14 @@ def test_an_old_model_fails_or_says_what_is_missing(
     )
     monkeypatch.setattr(levels, "checkpoints_of", lambda _: {1: None, 2: None})
     monkeypatch.setattr(levels, "read_history", lambda *_: iter([FIRST]))
-    level = judge_first_save(cycle).level
+    level = judge_first_save(cycle, resumed).level
     assert level.verdict is verdict
     assert str(level.reason).endswith(end)
+    if declared is None and precision and rates[0]:  # any logged rate counts
+        level = judge_first_save(cycle, OLD).level
+        assert level.verdict is Outcome.FAIL
+        is_falling = verdict is Outcome.FAIL
+        assert str(level.reason).endswith(end if is_falling else f"is {rates[0]:g}: {UNLESS}")
 
 
 @pytest.mark.parametrize(("ended_well", "verdict"), [(False, Outcome.NOT_COMPARED), (True, None)])
