@@ -37,14 +37,14 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first loss after the resume agrees: the optimizer's state, random numbers, later rows or gradients",
+        ": probably, the optimizer's state was lost",
     ),
     Plant(
         "gradients never set to zero",
         "        optimizer.zero_grad()\n",
         "",
         "resume",
-        "gradients left over from the step before (a missing zero_grad) differ",
+        "gradients are left over from earlier steps (a missing zero_grad)",
     ),
     Plant(
         "optimizer dropped at resume",

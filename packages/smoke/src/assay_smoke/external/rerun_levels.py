@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from itertools import count, islice
+from itertools import count
 from math import exp, floor, inf, isfinite, log, log10, sqrt
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ _MOST_ALLOWED = 0.25
 
 # Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
 _LOGGED = 2.0**-23
+
+# A reason, and its diagnosis if the values tell.
+_Explained = tuple[str, Diagnosis | None]
 
 _OUTSIDE = (
     "; does anything outside of the adapter train? peft saves only what `modules_to_save` names"
@@ -112,12 +115,10 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
     if bad_end := _find_bad_end(cycle, run, end):
         step, reason = bad_end
         found = failed_checkpoint(step, len(run.losses), reason)
-    elif difference := _first_other_loss(cycle, run) or _other_tensors(end, last):
+    elif other := _first_other_loss(cycle, run) or _other_tensors(end, last):
+        difference, diagnosis = other
         differs, spread = _measure_spread(cycle, run, begin)
         cycle.spreads[level] = spread
-        # If the first loss agrees, weights and rows are right. If not, other rows would explain it, too.
-        agrees = any(is_same(*pair[1:]) for pair in islice(_paired_losses(cycle, run), 1))
-        diagnosis: Diagnosis | None = "checkpoint-mismatch" if agrees else None
         if differs:
             found = _judge_spread(spread, first, compared, difference, diagnosis)
         else:
@@ -125,7 +126,7 @@ def _resume(cycle: Cycle, level: str, source: Run, first: int) -> LevelResult:
                 difference += ", although two uninterrupted runs are equal"
             difference += _describe_ends(cycle, run, begin)
             found = failed_checkpoint(first, compared, difference, diagnosis=diagnosis)
-        if found.is_failed:
+        if found.is_failed and diagnosis != "missing-reduction":
             update = {"next": [NextStep(_NEXT.format(first + 1))]}
             found.level = found.level.model_copy(update=update)
     else:
@@ -170,23 +171,22 @@ def _find_bad_end(cycle: Cycle, run: Run, end: SavedModel | None) -> tuple[int, 
     return None
 
 
-def _other_tensors(end: SavedModel | None, last: SavedModel | None) -> str | None:
+def _other_tensors(end: SavedModel | None, last: SavedModel | None) -> _Explained | None:
     """Describe the tensors of a resumed run's last checkpoint that differ, or return None."""
     expected, actual = ({} if one is None else one.hashes for one in (last, end))
     different = sorted(name for name in expected if expected[name] != actual.get(name))
-    return f"{len(different)} final tensors differ: {name_some(different)}" if different else None
+    words = f"{len(different)} final tensors differ: {name_some(different)}"
+    return (words, "checkpoint-mismatch") if different else None
 
 
 def _describe_ends(cycle: Cycle, run: Run, begin: Path) -> str:
-    """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" without a positive number."""
+    """Describe how far a resumed run ends from the uninterrupted one, after a semicolon; "" if that is 0 or unknown."""
     folders = [cycle.end_of(run), cycle.end_of(cycle.uninterrupted), begin]
     try:
         ends = [read_tensors(run, folder) for folder in folders if folder is not None]
     except AssayError:
         return ""
-    if len(ends) < len(folders):
-        return ""
-    apart = measure_apart(*ends)
+    apart = measure_apart(*ends) if len(ends) == len(folders) else inf
     if not 0 < apart < inf:
         return ""
     size = f"{apart:.2g} of" if apart < 1 else f"{apart:,.0f} times"
@@ -238,7 +238,7 @@ def _judge_spread(
     return passed(compared, from_step=first, bitwise=False)
 
 
-def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
+def _first_other_loss(cycle: Cycle, run: Run) -> _Explained | None:
     """Describe the first loss of a resumed run that differs, or return None."""
     pairs = _paired_losses(cycle, run)
     found = next((pair for pair in pairs if not is_same(*pair[1:])), None)
@@ -248,7 +248,9 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     whole = cycle.uninterrupted.losses[run.first_step :]
     logged = zip(run.losses, whole, strict=False)
     has_other_rates = any(one.learning_rate != due.learning_rate for one, due in logged)
-    if step == run.first_step + 1:  # no learning rate has changed it yet
+    diagnosis: Diagnosis | None = "checkpoint-mismatch"
+    if step == run.first_step + 1:  # before any update, so other rows would explain it
+        diagnosis = None
         cause = "no step precedes it since the resume: its rows, weights or random numbers differ"
         cause += "; its learning rates differ, too" * has_other_rates
         cause += f"; {cycle.narrowing}" * bool(cycle.narrowing)
@@ -256,14 +258,36 @@ def _first_other_loss(cycle: Cycle, run: Run) -> str | None:
     elif has_other_rates:
         cause = "its learning rates differ"
     else:
-        # With logged rates, the level learning-rate judges the schedule.
-        is_logged = any(one.learning_rate is not None for one in run.losses)
-        schedule = "" if is_logged else "the schedule, "
-        cause = (
-            f"the first loss after the resume agrees: the optimizer's state, {schedule}random numbers, later rows or"
-            " gradients left over from the step before (a missing zero_grad) differ"
-        )
-    return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
+        cause, diagnosis = _explain_later_loss(whole, run.losses, cycle.library.precision)
+    values = f"{actual!r}, the uninterrupted run's {expected!r}"
+    return f"the loss of step {step} is {values} ({cause})", diagnosis
+
+
+def _explain_later_loss(
+    expected: Sequence[LoggedStep], actual: Sequence[LoggedStep], precision: str | None
+) -> _Explained:
+    """Explain by the norms of the first step why only later losses of a resumed run differ."""
+    # With logged rates, the level learning-rate judges the schedule.
+    is_logged = any(one.learning_rate is not None for one in actual)
+    states = ["the optimizer's state", *["the schedule"] * (not is_logged)]
+    states += ["the loss scale"] * (precision == "float16")
+    agrees = "the first loss after the resume agrees"
+    left = "left over from earlier steps (a missing zero_grad)"
+    num_steps = min(len(expected), len(actual))  # a library may log more losses than steps
+    logged = _Difference(expected[:num_steps], actual[:num_steps], 0.0, num_steps)
+    ratios = logged.ratios(precision or "bfloat16")
+    norm = next((one for step, port, one in ratios if (step, port) == (1, "grad_norm")), None)
+    if norm is None:
+        cause = f"{', '.join(states)}, random numbers, later rows or gradients {left} differ"
+        return f"{agrees}: {cause}", "checkpoint-mismatch"
+    value, due = actual[0].grad_norm, expected[0].grad_norm
+    norms = f"the norm of its gradient is {value!r}, the uninterrupted run's {due!r}"
+    # A lost loss scale may overflow.
+    if norm.value <= 1 or not isfinite(norm.actual):
+        lost = f"probably, {' or '.join(states)} was lost"
+        return f"{agrees}, and {norms}: {lost}", "checkpoint-mismatch"
+    cause = f"gradients are {left}, or clipping or accumulation differs"
+    return f"{agrees}, but {norms}: {cause}", "missing-reduction"
 
 
 def measure_spread(
@@ -455,9 +479,7 @@ class _Difference:
         how = "by clipping, the optimizer or the applied learning rate"
         return f"{shown} update depends on the split, such as {how}{ranks}."
 
-    def _explain_factor(
-        self, port: str, step: int, dtype: str
-    ) -> tuple[str, Diagnosis | None] | None:
+    def _explain_factor(self, port: str, step: int, dtype: str) -> _Explained | None:
         """Explain a factor that is close to a quotient of numbers of parts, and give a sure diagnosis.
 
         Unequal token counts change every such factor alike, so the nearest is the likeliest. In 360 steps of micro:llama
@@ -484,10 +506,8 @@ class _Difference:
             return f"{shown} as {quotient}. Their {values} are {how}.", "loss-scale"
         shown += f" close to {number:g}, {quotient}."
         if sign == 1:
-            return (
-                f"{shown} Their {values} are probably {how}, and token counts are unequal. {_CHECK}",
-                "loss-scale",
-            )
+            why = f"Their {values} are probably {how}, and token counts are unequal. {_CHECK}"
+            return f"{shown} {why}", "loss-scale"
         why = f"Are {lost} of a micro-batch or rank lost? Otherwise their {values} are {how}."
         return f"{shown} {why}", None if port == "loss" else "missing-reduction"
 

@@ -103,7 +103,9 @@ def test_runs_that_the_seed_does_not_decide_are_named_first() -> None:
     cycle: Any = SimpleNamespace(
         spreads={"resume": spread}, library=SimpleNamespace(precision="float32")
     )
-    level = _judge_difference(_Difference(expected, actual, 0.5, 1), "float32", "split", cycle).level
+    level = _judge_difference(
+        _Difference(expected, actual, 0.5, 1), "float32", "split", cycle
+    ).level
     assert level.verdict is Outcome.NOT_COMPARED
     assert str(level.reason).startswith(
         "two uninterrupted runs of one seed differ by 1 of the change by training: do data, their order and all random"
@@ -137,7 +139,7 @@ def cycle_of(whole: list[LoggedStep], kind: str = "hugging-face", narrowing: str
     """Return a cycle with the steps of its uninterrupted run."""
     return SimpleNamespace(
         uninterrupted=SimpleNamespace(values=[one.loss for one in whole], losses=whole),
-        library=SimpleNamespace(ranks=1, checkpoints=SimpleNamespace(kind=kind)),
+        library=SimpleNamespace(ranks=1, precision=None, checkpoints=SimpleNamespace(kind=kind)),
         narrowing=narrowing,
     )
 
@@ -158,7 +160,7 @@ def cycle_of(whole: list[LoggedStep], kind: str = "hugging-face", narrowing: str
             (
                 "the loss of step 4 is 1.5, the uninterrupted run's 1.0 (the first loss after the resume"
                 " agrees: the optimizer's state, the schedule, random numbers, later rows or gradients left"
-                " over from the step before (a missing zero_grad) differ)"
+                " over from earlier steps (a missing zero_grad) differ)"
             ),
         ),
     ],
@@ -170,18 +172,52 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
     cycle = cycle_of(whole)
     logged = [LoggedStep(step, value) for step, value in enumerate(losses)]
     run: Any = SimpleNamespace(first_step=2, values=losses, losses=logged)
-    assert _first_other_loss(cycle, run) == reason
+    diagnosis = None if losses[0] == 2.5 else "checkpoint-mismatch"
+
+    def wanted(words: str | None) -> Any:
+        return words and (words, diagnosis)
+
+    assert _first_other_loss(cycle, run) == wanted(reason)
     run.losses, cycle.uninterrupted.losses = (
         [LoggedStep(one.step, one.loss, learning_rate=0.1) for one in run_losses]
         for run_losses in (logged, whole)
     )
-    assert _first_other_loss(cycle, run) == (reason and reason.replace("the schedule, ", ""))
+    assert _first_other_loss(cycle, run) == wanted(reason and reason.replace("the schedule, ", ""))
     run.losses = logged
     if losses[0] == 2.5:  # the first loss, which no learning rate has changed yet
         other = reason and reason.removesuffix(")") + "; its learning rates differ, too)"
     else:
         other = reason and reason.partition(" (")[0] + " (its learning rates differ)"
-    assert _first_other_loss(cycle, run) == other
+    assert _first_other_loss(cycle, run) == wanted(other)
+
+
+LOST = "probably, the optimizer's state or the schedule{} was lost"
+LEFT = "gradients are left over from earlier steps (a missing zero_grad), or clipping or accumulation differs"
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected", "precision", "cause", "diagnosis"),
+    [
+        # Without zero_grad, measured with micro:llama.
+        (1.064007, 1.5473531, "float32", f"but the norm of its gradient is 1.064007, the uninterrupted run's 1.5473531: {LEFT}", "missing-reduction"),
+        (1.064007, 1.5473531, None, LEFT, "missing-reduction"),
+        (1.5473531, 1.5473531, "float32", LOST.format(""), "checkpoint-mismatch"),
+        (1.5481, 1.5473531, "float16", LOST.format(" or the loss scale"), "checkpoint-mismatch"),
+        (math.inf, 1.5473531, "float16", LOST.format(" or the loss scale"), "checkpoint-mismatch"),
+        (None, None, "float16", "the optimizer's state, the schedule, the loss scale, random numbers, later", "checkpoint-mismatch"),
+    ],
+)  # fmt: skip
+def test_the_norm_after_a_resume_tells_gradients_from_state(
+    norm: float | None, expected: float | None, precision: str | None, cause: str, diagnosis: str
+) -> None:
+    cycle = cycle_of([LoggedStep(None, value, grad_norm=expected) for value in WHOLE])
+    cycle.library.precision = precision
+    logged = [LoggedStep(None, value, grad_norm=norm) for value in (2.0, 1.5)]
+    run: Any = SimpleNamespace(first_step=2, values=[2.0, 1.5], losses=logged)
+    found = _first_other_loss(cycle, run)
+    assert found is not None
+    assert cause in found[0]
+    assert found[1] == diagnosis
 
 
 @pytest.mark.parametrize(
@@ -191,7 +227,7 @@ def test_the_first_loss_that_differs_after_a_resume_names_its_causes(
         (2.5, "hugging-face", "checkpoints are narrow", "differ; checkpoints are narrow)"),
         (2.5, "adapter", "", "does anything outside of the adapter train? peft saves only what `modules_to_save` names)"),
         # Weights and rows are right.
-        (2.0, "adapter", "checkpoints are narrow", "left over from the step before (a missing zero_grad) differ)"),
+        (2.0, "adapter", "checkpoints are narrow", "left over from earlier steps (a missing zero_grad) differ)"),
     ],
 )  # fmt: skip
 def test_lost_weights_are_suspected_where_the_checkpoint_may_lack_them(
@@ -201,7 +237,9 @@ def test_lost_weights_are_suspected_where_the_checkpoint_may_lack_them(
     values = [loss, 1.5]
     logged = [LoggedStep(None, value) for value in values]
     run: Any = SimpleNamespace(first_step=2, values=values, losses=logged)
-    assert str(_first_other_loss(cycle, run)).endswith(end)
+    found = _first_other_loss(cycle, run)
+    assert found is not None
+    assert found[0].endswith(end)
 
 
 @pytest.mark.parametrize(
