@@ -66,6 +66,15 @@ def torch_forked(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[ob
     return _loader(dataset, num_workers, _same_torch)
 
 
+def fixed_generator(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    """Seed the workers from a generator with a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    loader: Iterable[Iterable[object]] = DataLoader(
+        dataset, 2, num_workers=num_workers, collate_fn=list, generator=generator
+    )
+    return loader
+
+
 def one_process(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
     del num_workers
     return _loader(dataset, 0)

@@ -47,23 +47,40 @@ def test_numbers_of_items_may_be_tensors() -> None:
         # https://github.com/pytorch/pytorch/pull/56488
         (
             "numpy_forked",
-            [sampling.NEW_IN_WORKERS["numpy"], sampling.NEW_IN_EPOCHS["numpy"]],
+            [
+                sampling.NEW_IN_WORKERS["numpy"],
+                sampling.NEW_IN_EPOCHS["numpy"],
+                sampling.SEEDED_NUMBERS,
+            ],
             "workers 0 and 1 draw the same from numpy",
         ),
         (
             "seeded_by_number",
-            [sampling.NEW_IN_EPOCHS["numpy"], sampling.NEW_IN_EPOCHS["random"]],
+            [
+                sampling.NEW_IN_EPOCHS["numpy"],
+                sampling.NEW_IN_EPOCHS["random"],
+                sampling.SEEDED_NUMBERS,
+            ],
             "epoch 1 draws from numpy what epoch 0 drew",
         ),
         (
             "torch_forked",
-            [sampling.NEW_IN_WORKERS["torch"], sampling.NEW_IN_EPOCHS["torch"]],
+            [
+                sampling.NEW_IN_WORKERS["torch"],
+                sampling.NEW_IN_EPOCHS["torch"],
+                sampling.SEEDED_NUMBERS,
+            ],
             "workers 0 and 1 draw the same from torch",
         ),
         (
             "never_repeated",
             [sampling.REPEATABLE_NUMBERS],
             "two runs with equal seeds draw different numbers from random",
+        ),
+        (
+            "fixed_generator",
+            [sampling.SEEDED_NUMBERS],
+            "seeds 0 and 1 draw the same from numpy: the seed is not used",
         ),
     ],
 )

@@ -33,7 +33,10 @@ ITEM = "item"
 NEW_IN_WORKERS = {name: f"workers draw different numbers from {name}" for name in LIBRARIES}
 NEW_IN_EPOCHS = {name: f"epochs draw different numbers from {name}" for name in LIBRARIES}
 REPEATABLE_NUMBERS = "the same seed draws the same numbers"
-LOADER_PROPERTIES = (*NEW_IN_WORKERS.values(), *NEW_IN_EPOCHS.values(), REPEATABLE_NUMBERS)
+SEEDED_NUMBERS = "another seed draws other numbers"
+LOADER_PROPERTIES = (
+    *NEW_IN_WORKERS.values(), *NEW_IN_EPOCHS.values(), REPEATABLE_NUMBERS, SEEDED_NUMBERS,
+)  # fmt: skip
 
 NEW_IN_WORKERS[ITEM] = "items of different workers differ by their random numbers"
 NEW_IN_EPOCHS[ITEM] = "items of different epochs differ by their random numbers"
@@ -104,17 +107,20 @@ def _worker_number() -> int:
 
 
 def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
-    """Iterate the loader over two epochs with two workers, twice from the same seeds."""
+    """Iterate the loader over two epochs with two workers, twice from the same seeds and once from others."""
     report = SubjectReport.promising(subject.name, LOADER_PROPERTIES)
 
-    def record(rank: int) -> list[_Draw]:
-        seed_generators(_SEED)
+    def record(rank: int, seed: int = _SEED) -> list[_Draw]:
+        seed_generators(seed)
         items = ComputedItems(_NUM_ITEMS, _draw_numbers)
         with subject.called_for(f"{_NUM_ITEMS} items, {_NUM_WORKERS} workers, rank {rank}"):
             return _record(subject, open_loader, items, LIBRARIES, rank)
 
-    draws, again, other_rank = record(0), record(0), record(1)
-    report.judge(LOADER_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
+    draws, again, other_rank, other = record(0), record(0), record(1), record(0, _SEED + 1)
+    faults = chain(
+        _find_equal(draws), _find_unrepeated(draws, again), _find_unseeded(draws, other)
+    )
+    report.judge(LOADER_PROPERTIES, faults)
     if [draw.values for draw in draws] == [draw.values for draw in other_rank]:
         report.note("ranks with equal seeds draw the same numbers in their workers")
     return report
@@ -210,6 +216,13 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
                 source = f"for {ITEM} {draw.item}" if name == ITEM else f"from {name}"
                 reason = f"two runs with equal seeds draw different numbers {source}"
                 yield Fault(REPEATABLE_NUMBERS, reason, (draw.show(name), other.show(name)))
+
+
+def _find_unseeded(draws: Sequence[_Draw], other: Sequence[_Draw]) -> Iterator[Fault]:
+    for (one, two), name in product(zip(draws, other, strict=False), LIBRARIES):
+        if one.values[name] == two.values[name]:
+            reason = f"seeds {_SEED} and {_SEED + 1} draw the same from {name}: the seed is not used"
+            yield Fault(SEEDED_NUMBERS, reason, (one.show(name), two.show(name)))
 
 
 def _as_text(item: object) -> str:
