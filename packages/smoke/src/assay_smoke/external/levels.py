@@ -135,7 +135,7 @@ def judge_learning_rates(cycle: Cycle) -> LevelResult:
             if run.first_step:
                 return failed_checkpoint(step, compared, reason, diagnosis="checkpoint-mismatch")
             at = Location(phase="optimizer", step=step)
-            return failed(compared, reason, "optimizer-update", at)
+            return failed(compared, reason, location=at)
     if not compared:
         lacking = (
             "no step was logged"
