@@ -156,10 +156,9 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
         )
         tokenizer.encode("a")  # fails if a setting has the wrong type
     except Exception as error:  # any: each tokenizer class fails differently
-        files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-        raise UsageError(
-            f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
-        ) from error
+        files = ", ".join(name for name in _TOKENIZER_FILES if (folder / name).is_file())
+        wrong = f"the tokenizer in {folder} ({files}) cannot be loaded: {first_line(error)}"
+        raise UsageError(wrong if files else f"{folder} has no tokenizer files") from error
     return tokenizer
 
 

@@ -11,6 +11,7 @@ from assay.models.config_files import (
     can_move_outputs,
     find_tokenizing,
     list_setting_changes,
+    load_tokenizer,
     record_settings,
     record_tokenizer,
     restore_settings,
@@ -41,6 +42,11 @@ def test_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match=r"tokenizer\.json\) cannot be loaded"):
         find_tokenizing(tmp_path, vocab_size=300, bos_token_id=None, remote_code="refuse")
+
+
+def test_folder_without_tokenizer_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^\S+ has no tokenizer files$"):
+        load_tokenizer(tmp_path, "refuse")
 
 
 def write_word_tokenizer(folder: Path, chat_template: str | None = None) -> None:
