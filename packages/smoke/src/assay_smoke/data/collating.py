@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.judge.wording import format_number
 from assay.models import load_model
+from assay.models.config_files import first_line
 from assay_smoke.data.protocols import (
     IGNORED,
     Collate,
@@ -274,12 +275,13 @@ class _Collator:
         case = f"samples of {lengths} tokens"
         with self.subject.called_for(case, hint):
             batch: Any = self.collate(given)
-            if not hasattr(batch, "keys"):
-                raise self.subject.returned(f"a {type(batch).__name__}", _WANTED)
-            tensors = {
-                key: value if isinstance(value, Tensor) else torch.as_tensor(value)
-                for key, value in dict(batch).items()
-            }
+        if not hasattr(batch, "keys"):
+            raise self.subject.returned(f"a {type(batch).__name__}", _WANTED)
+        try:
+            tensors = {key: torch.as_tensor(value) for key, value in dict(batch).items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            lists = f"a batch that cannot become tensors ({first_line(error)})"
+            raise self.subject.returned(lists, _WANTED) from error
         if absent := [key for key in ("input_ids", "labels") if key not in tensors]:
             raise self.subject.returned(f"a batch without {absent[0]}", _WANTED)
         # A model may take a pack's mask in another shape.

@@ -117,9 +117,7 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
             return _record(subject, open_loader, items, LIBRARIES, rank)
 
     draws, again, other_rank, other = record(0), record(0), record(1), record(0, _SEED + 1)
-    faults = chain(
-        _find_equal(draws), _find_unrepeated(draws, again), _find_unseeded(draws, other)
-    )
+    faults = chain(_find_equal(draws), _find_unrepeated(draws, again), _find_unseeded(draws, other))
     report.judge(LOADER_PROPERTIES, faults)
     if [draw.values for draw in draws] == [draw.values for draw in other_rank]:
         report.note("ranks with equal seeds draw the same numbers in their workers")
@@ -166,7 +164,8 @@ def _record(
     loader = open_loader(dataset, _NUM_WORKERS, rank)
     draws = []
     for epoch in range(_NUM_EPOCHS):
-        for item in chain.from_iterable(loader):
+        batches = subject.iterate(loader, "", "a DataLoader")
+        for item in chain.from_iterable(batches):
             if not isinstance(item, list) or len(item) != 2 + len(names):
                 wanted = f"unchanged items, lists of {2 + len(names)} numbers: use collate_fn=list"
                 raise subject.returned(f"a batch with {item!r:.60}", wanted)
@@ -221,7 +220,9 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
 def _find_unseeded(draws: Sequence[_Draw], other: Sequence[_Draw]) -> Iterator[Fault]:
     for (one, two), name in product(zip(draws, other, strict=False), LIBRARIES):
         if one.values[name] == two.values[name]:
-            reason = f"seeds {_SEED} and {_SEED + 1} draw the same from {name}: the seed is not used"
+            reason = (
+                f"seeds {_SEED} and {_SEED + 1} draw the same from {name}: the seed is not used"
+            )
             yield Fault(SEEDED_NUMBERS, reason, (one.show(name), two.show(name)))
 
 
@@ -338,23 +339,25 @@ def _draw(
     restored = None if resumed is None else generator_states("cpu")
     seed_generators(plan.seed)
     first, last = resumed.epoch if resumed else 0, stop[0] if stop else plan.num_epochs - 1
+    wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
     epochs: Run = []
     most = 4 * plan.num_samples + 16
     with subject.called_for(_case(plan, resumed)):
         run = open_run(plan, resumed)
         if restored is not None:
             restore_generators(restored, "cpu")
-        drawn = iter(run)
+        drawn = subject.iterate(run, "", wanted)
         for number, epoch in zip(range(first, last + 1), drawn, strict=False):
-            few = islice(epoch, stop[1] if stop and number == last else most + 1)
-            epochs.append([[int(sample) for sample in batch] for batch in few])
+            batches = subject.iterate(epoch, " in place of an epoch", wanted)
+            few = islice(batches, stop[1] if stop and number == last else most + 1)
+            rows = (subject.iterate(batch, " in place of a batch", wanted) for batch in few)
+            epochs.append([[*map(int, row)] for row in rows])
             if len(epochs[-1]) > most:
                 long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
                 raise subject.returned(long, "epochs that end")
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
         is_too_long = stop is None and next(drawn, None) is not None
     if resumed is None and (is_too_long or len(epochs) != last + 1):
-        wanted = "an iterable of epochs, each an iterable of batches of sample numbers"
         given = f"{'more than ' * is_too_long}{len(epochs)} epochs of {last + 1}"
         raise subject.returned(f"{given} for {_case(plan)}", wanted)
     if is_too_long:

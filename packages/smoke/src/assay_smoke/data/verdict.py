@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field
 
@@ -56,6 +56,12 @@ class Subject:
     def returned(self, what: str, wanted: str) -> RaisedError:
         """Make the error for a malformed result."""
         return RaisedError(f"{self.name} returned {what}; it must return {wanted}")
+
+    def iterate(self, given: Any, place: str, wanted: str) -> Iterator[Any]:  # noqa: ANN401 - of users' code
+        """Iterate a result or a part of it, the place. Raises: RaisedError if it is not iterable."""
+        if not hasattr(given, "__iter__"):
+            raise self.returned(f"{given!r:.60}{place}", wanted)
+        return iter(given)
 
 
 class Fault(NamedTuple):

@@ -37,6 +37,7 @@ from assay_smoke.data.sampling import (
     SEEDED,
     _Draw,
     _find_equal,
+    check_loader,
     check_sampling,
 )
 from assay_smoke.data.tokens import micro_tokenizer
@@ -277,6 +278,34 @@ def test_a_collator_in_place_of_its_maker_is_explained(given: Any, message: str)
     hint = "c.py:pad is called with the tokenizer and returns the collator$"
     with pytest.raises(RaisedError, match=message.format(hint)):
         check_padding(Subject("c.py:pad"), given, padding_tokenizers())
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (None, "None"),
+        ([0, 1, 2], "0 in place of an epoch"),  # batches of one sample, flattened
+        ([[0, 1, 2]], "0 in place of a batch"),  # batches instead of epochs
+    ],
+)
+def test_a_result_of_another_form_is_not_blamed_on_the_code(run: Any, words: str) -> None:
+    with pytest.raises(RaisedError) as raised:
+        check_sampling(Subject("it"), lambda *_: run)
+    assert str(raised.value) == (
+        f"it returned {words}; it must return an iterable of epochs, each an iterable of batches of"
+        " sample numbers"
+    )
+
+
+def test_a_loader_that_is_none_is_not_blamed_on_the_code() -> None:
+    with pytest.raises(RaisedError, match=r"^it returned None; it must return a DataLoader$"):
+        check_loader(Subject("it"), lambda *_: None)  # type: ignore[arg-type]  # the mistake
+
+
+@pytest.mark.parametrize("rows", [[[1], [1, 2]], "text"])
+def test_a_batch_that_cannot_become_tensors_is_not_blamed_on_the_collator(rows: Any) -> None:
+    with pytest.raises(RaisedError, match=r"^it returned a batch that cannot become tensors \("):
+        check_padding(Subject("it"), lambda _: lambda _: {"input_ids": rows}, padding_tokenizers())
 
 
 def test_a_collator_that_reads_labels_of_plain_samples_is_explained() -> None:
