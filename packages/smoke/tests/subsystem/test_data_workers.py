@@ -80,7 +80,7 @@ def test_numbers_of_items_may_be_tensors() -> None:
         (
             "fixed_generator",
             [sampling.SEEDED_NUMBERS],
-            "seeds 0 and 1 draw the same from numpy: the seed is not used",
+            "seeds 0 and 1 draw the same from numpy: it ignores the seed",
         ),
     ],
 )

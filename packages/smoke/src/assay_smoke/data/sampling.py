@@ -140,8 +140,7 @@ def check_dataset(
         with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
             dataset = make_dataset(samples)
             if len(dataset) != _NUM_ITEMS:
-                wanted = f"{_NUM_ITEMS} items, one per sample"
-                raise subject.returned(f"{len(dataset)} items", wanted)
+                raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS}, one per sample")
             items = ComputedItems(len(dataset), partial(_label, dataset))
             return _record(subject, open_loader, items, [ITEM])
 
@@ -164,8 +163,7 @@ def _record(
     loader = open_loader(dataset, _NUM_WORKERS, rank)
     draws = []
     for epoch in range(_NUM_EPOCHS):
-        batches = subject.iterate(loader, "", "a DataLoader")
-        for item in chain.from_iterable(batches):
+        for item in chain.from_iterable(subject.iterate(loader, "", "a DataLoader")):
             if not isinstance(item, list) or len(item) != 2 + len(names):
                 wanted = f"unchanged items, lists of {2 + len(names)} numbers: use collate_fn=list"
                 raise subject.returned(f"a batch with {item!r:.60}", wanted)
@@ -220,9 +218,7 @@ def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator
 def _find_unseeded(draws: Sequence[_Draw], other: Sequence[_Draw]) -> Iterator[Fault]:
     for (one, two), name in product(zip(draws, other, strict=False), LIBRARIES):
         if one.values[name] == two.values[name]:
-            reason = (
-                f"seeds {_SEED} and {_SEED + 1} draw the same from {name}: the seed is not used"
-            )
+            reason = f"seeds {_SEED} and {_SEED + 1} draw the same from {name}: it ignores the seed"
             yield Fault(SEEDED_NUMBERS, reason, (one.show(name), two.show(name)))
 
 
@@ -348,10 +344,9 @@ def _draw(
             restore_generators(restored, "cpu")
         drawn = subject.iterate(run, "", wanted)
         for number, epoch in zip(range(first, last + 1), drawn, strict=False):
-            batches = subject.iterate(epoch, " in place of an epoch", wanted)
+            batches = subject.iterate(epoch, " as an epoch", wanted)
             few = islice(batches, stop[1] if stop and number == last else most + 1)
-            rows = (subject.iterate(batch, " in place of a batch", wanted) for batch in few)
-            epochs.append([[*map(int, row)] for row in rows])
+            epochs.append([[*map(int, subject.iterate(one, " as a batch", wanted))] for one in few])
             if len(epochs[-1]) > most:
                 long = f"an epoch of more than {most} batches for {plan.num_samples} samples"
                 raise subject.returned(long, "epochs that end")

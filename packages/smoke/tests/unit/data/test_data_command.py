@@ -284,8 +284,8 @@ def test_a_collator_in_place_of_its_maker_is_explained(given: Any, message: str)
     ("run", "words"),
     [
         (None, "None"),
-        ([0, 1, 2], "0 in place of an epoch"),  # batches of one sample, flattened
-        ([[0, 1, 2]], "0 in place of a batch"),  # batches instead of epochs
+        ([0, 1, 2], "0 as an epoch"),  # batches of one sample, flattened
+        ([[0, 1, 2]], "0 as a batch"),  # batches instead of epochs
     ],
 )
 def test_a_result_of_another_form_is_not_blamed_on_the_code(run: Any, words: str) -> None:
