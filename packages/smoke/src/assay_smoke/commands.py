@@ -266,7 +266,7 @@ def run(  # noqa: PLR0913 - one for each option
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
         print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
-        judged = {case.name for case in report.cases if not case.error}
+        judged = {case.name for case in report.cases if case.outcome != "ERROR"}
         if tomls := [one for one in find_files(options.names) if external_item(one).name in judged]:
             print_text(describe_unjudged(map(read_library, tomls)))
         print_text(f"report: {page}")
@@ -281,12 +281,12 @@ def _tell(result: "CaseResult", number: int, total: int, folder: Path, *, result
 
     console = open_console(results)
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
-    color = "blue" if result.word == "PASS" else "red"
+    color = "blue" if result.outcome == "PASS" else "red"
     rest = f" {result.name} ({result.seconds:.1f} s{again})"
-    line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
+    line = Text.assemble(f"[{number}/{total}] ", (result.outcome, color), rest)
     console.print(line, soft_wrap=True)
-    if reason := result.error or result.reason:
-        lines = [*reason.splitlines(), *[result.command] * (total > 1), f"logs: {folder}"]
+    if result.reason:
+        lines = [*result.reason.splitlines(), *[result.command] * (total > 1), f"logs: {folder}"]
         console.print(Text("\n".join(f"    {line}" for line in lines)), soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -46,17 +46,20 @@ PAGE_FILE = "index.html"
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
+# ERROR: nothing to judge, for a missing dependency or a library that contradicts its file.
+CaseOutcome = Outcome | Literal["ERROR"]
+
+
 class CaseResult(Record):
     """The result of a case or library."""
 
     name: str
-    outcome: Outcome
+    outcome: CaseOutcome
     seconds: float
     reason: str | None = None
-    """Texts of the levels that failed or were not compared. For a PASS, text of an unchecked level."""
+    """Texts of the levels that failed or were not compared. For a PASS, text of an unchecked level. For an
+    ERROR, its message."""
     diagnosis: str | None = None
-    error: str | None = None
-    """Why the item could not be judged: a missing dependency, or a library that contradicts its file."""
     infrastructure: str | None = None
     """Failure of the machine in the last try, unrelated to the case."""
     tries: int = 1
@@ -70,11 +73,6 @@ class CaseResult(Record):
     host_bytes: int = 0
     """Peak memory of any rank."""
     device_bytes: int = 0
-
-    @property
-    def word(self) -> str:
-        """Return the outcome, or ERROR if there was nothing to judge."""
-        return "ERROR" if self.error else self.outcome.value
 
 
 class SessionReport(Record):
@@ -92,12 +90,9 @@ class SessionReport(Record):
     @property
     def exit_code(self) -> int:
         """Return 2 for an error or a failure of the machine, otherwise 1, 3 or 0 by the outcomes."""
-        if any(
-            case.error or (case.infrastructure and case.outcome is not Outcome.PASS)
-            for case in self.cases
-        ):
+        if any(case.outcome == "ERROR" or case.infrastructure for case in self.cases):
             return 2
-        return overall_outcome(case.outcome for case in self.cases).exit_code
+        return overall_outcome(Outcome(case.outcome) for case in self.cases).exit_code
 
 
 def reason_of(verdict: Verdict) -> str | None:
@@ -132,7 +127,7 @@ def write_page(report: SessionReport, folder: Path) -> Path:
 
 def describe_outcomes(report: SessionReport) -> str:
     """Count the outcomes, as in "1 FAIL, 7 PASS (2 left something unchecked) on cpu"."""
-    counts = sorted(Counter(case.word for case in report.cases).items())
+    counts = sorted(Counter(case.outcome for case in report.cases).items())
     unchecked = sum(case.outcome is Outcome.PASS and bool(case.reason) for case in report.cases)
     left = f" ({unchecked} left something unchecked)" if unchecked else ""
     words = ", ".join(f"{count} {outcome}" for outcome, count in counts)
@@ -210,30 +205,36 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     folder = session / "cases" / name
     folder.mkdir(parents=True)
     begun = time.monotonic()
-    not_judged: str | None = None
-    try:
-        verdict = item.run(folder, progress)
-    except AssayError as error:
-        not_judged = None if item.is_planned else str(error)
-        found = {"run": failed(0, f"could not run: {error}")}
-        verdict = write_verdict(found, folder, candidate={"case": item.name})
-    publish_one(read_report(folder))
-    seconds, reason = time.monotonic() - begun, reason_of(verdict)
+    outcome, reason, diagnosis = _judge(item, folder, progress)
     host, device = peak_memory(folder)
     return CaseResult(
         name=item.name,
-        outcome=verdict.verdict,
-        seconds=seconds,
+        outcome=outcome,
+        seconds=time.monotonic() - begun,
         reason=reason,
-        diagnosis=verdict.diagnosis,
-        error=not_judged,
-        infrastructure=None if verdict.verdict is Outcome.PASS else failed_part(reason),
+        diagnosis=diagnosis,
+        infrastructure=None if outcome is Outcome.PASS else failed_part(reason),
         command=item.command,
         folder=str(folder.relative_to(session)),
         phases=phases_of(folder),
         host_bytes=host,
         device_bytes=device,
     )
+
+
+def _judge(
+    item: SessionItem, folder: Path, progress: Progress
+) -> tuple[CaseOutcome, str | None, str | None]:
+    """Run an item and write its page. Returns: outcome, reason and diagnosis. An ERROR has no verdict."""
+    try:
+        verdict = item.run(folder, progress)
+    except AssayError as error:
+        if not item.is_planned:
+            return "ERROR", str(error), None
+        found = {"run": failed(0, f"could not run: {error}")}
+        verdict = write_verdict(found, folder, candidate={"case": item.name})
+    publish_one(read_report(folder))
+    return verdict.verdict, reason_of(verdict), verdict.diagnosis
 
 
 _RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(f"{__name__}:run_with_retry")
@@ -301,10 +302,14 @@ def _run_beside(
 ) -> CaseResult:
     logs, begun = folder / "logs", time.monotonic()
     logs.mkdir(exist_ok=True)
-    work = (item, folder)
     try:
         return call(
-            _RUN_ITEM, work, folder=logs, name=item.name, progress=progress, environment=visible
+            _RUN_ITEM,
+            (item, folder),
+            folder=logs,
+            name=item.name,
+            progress=progress,
+            environment=visible,
         )[0]
     except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(

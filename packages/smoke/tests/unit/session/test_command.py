@@ -1,5 +1,6 @@
 """Sessions that are refused before any case runs, and retried items."""
 
+import json
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,6 +170,21 @@ def test_a_machine_that_fails_twice_says_nothing_of_the_case(tmp_path: Path) -> 
 
     assert (result.outcome, result.tries, result.infrastructure) == (Outcome.FAIL, 2, "out of disk")
     assert _report(result).exit_code == 2
+
+
+def test_what_cannot_be_judged_is_an_error_in_all_files(tmp_path: Path) -> None:
+    def run(*_: object) -> Verdict:
+        raise UsageError("losses.pattern matches no line:\n  it prints no losses")
+
+    item = SessionItem("mine", "assay smoke run command:mine", run, is_planned=False)
+    result = run_with_retry((item, tmp_path), SilentProgress())
+    report = _report(result)
+
+    assert (result.outcome, report.exit_code) == ("ERROR", 2)
+    assert result.reason == "losses.pattern matches no line:\n  it prints no losses"
+    assert json.loads(report.model_dump_json())["cases"][0]["outcome"] == "ERROR"
+    assert 'href="cases/mine/"' in write_page(report, tmp_path).read_text()
+    assert [*(tmp_path / "cases/mine").iterdir()] == []
 
 
 def test_a_failure_after_one_of_the_machine_is_the_case_s_own(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -
 
     killed, pair = run_items(items, DEVICES, tmp_path, SilentProgress())
 
-    assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")
+    assert (killed.name, killed.outcome, killed.folder) == ("killed", "FAIL", "cases/killed")
     assert "SIGKILL" in str(killed.reason)
-    assert (pair.name, pair.outcome.value) == ("pair", "PASS")
+    assert (pair.name, pair.outcome) == ("pair", "PASS")
 
 
 @pytest.mark.parametrize("device", [DEVICES, None])
