@@ -244,7 +244,7 @@ class _Capture:
         self.has_nan = False
         """True if the yardstick returned NaN."""
         self.contradictions: dict[int | None, list[str]] = {}
-        """A note for each way to read prompts; "" if one call over a text computes the same logits."""
+        """Notes of `find_contradictions` for each way to read prompts."""
 
     def run_yardstick(self, side: Side) -> None:
         """Generate freely, then record every module with these tokens forced."""

@@ -195,9 +195,10 @@ class Report:
     def index_cells(self) -> dict[str, str]:
         """Return the line of this run in a table of runs, by column. Long texts are cut: its message has them."""
         verdict, judged = self.verdict, ""
-        what = self.what_decided
-        if what and verdict.verdict is not Outcome.NOT_COMPARED and verdict.limit is not None:
-            judged = describe_judged(verdict.noise_ratio or 0.0, verdict.limit)
+        what, ratio, limit = self.what_decided, verdict.noise_ratio, verdict.limit
+        is_decided = bool(what) and verdict.verdict is not Outcome.NOT_COMPARED
+        if is_decided and ratio is not None and limit is not None:
+            judged = describe_judged(ratio, limit)
         if not judged or verdict.compared_unit:  # its levels give reasons
             what = describe_cause(verdict) or what
         return {
