@@ -24,7 +24,8 @@ REPOSITORY = ("--repository", "new-owner/checks", "--ghes", "github.com")
 def root(tmp_path: Path) -> Path:
     write_fleet(tmp_path)
     for name in (".github", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+        ignored = shutil.ignore_patterns("__pycache__")  # of examples that other tests run
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for name in ("noxfile.py", "docs/runners.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
