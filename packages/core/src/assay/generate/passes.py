@@ -522,8 +522,8 @@ def find_contradictions(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: T
         )
     if by_padding:
         found.append(
-            f"a text alone and beside a longer one has other logits ({by_padding}): it reads padding, or counts"
-            " positions from it"
+            f"the logits of a text change if its batch pads it ({by_padding}): it reads padding, or counts positions"
+            " from it"
         )
     return [
         f"the model's code contradicts itself: {one}. Both sides share this code" for one in found
@@ -533,7 +533,7 @@ def find_contradictions(side: Side, work: Work, tokens_BN: Tensor, logits_BNV: T
 def _first_difference(
     actual_BNV: Tensor, expected_BNV: Tensor, prompts: Sequence[int], limit: float
 ) -> str:
-    """Return the size and place of the first error of logits over `limit`; "" if there is none."""
+    """Return the largest error of the logits and the place of the first one over `limit`; "" if none is over it."""
     # Infinite logits of excluded tokens are equal; NaN on one side is an error.
     same = (actual_BNV == expected_BNV) | (actual_BNV.isnan() & expected_BNV.isnan())
     size_BN = expected_BNV.where(expected_BNV.isfinite(), 0.0).norm(dim=-1).clamp(min=_SMALLEST)

@@ -416,7 +416,7 @@ class Batch:
         return max(self.padded_to, *(len(row) for row in self.rows))
 
     def select_row(self, row: int) -> "Batch":
-        """Return a batch of one row, without the padding that it had beside others."""
+        """Return the row alone, without padding."""
         own = slice(row, row + 1)
         rows, prompts, media = self.rows[own], self.prompts[own], self.media[own]
         return replace(self, rows=rows, prompts=prompts, media=media, padded_to=0)

@@ -58,10 +58,10 @@ def likely_tensors(
         for form in forms.split(_OR):
             yield from likely_tensors(name, {name: (kind, form)}, read, of_tokens=of_tokens)
     elif forms:
-        yield from _in_form(name, kind, forms, read, of_tokens)
+        yield from _in_form(name, kind, forms, read, of_tokens=of_tokens)
 
 
-def _in_form(name: str, kind: str, dims: str, read: Read, of_tokens: bool) -> Iterator[Media]:  # noqa: FBT001
+def _in_form(name: str, kind: str, dims: str, read: Read, *, of_tokens: bool) -> Iterator[Media]:
     _, *symbols = [one.strip() for one in dims.rstrip(", ").split(",")]
     is_own = not symbols or _OF_OWN_LENGTH.match(name)
     in_text = of_tokens and not is_own and _OF_TEXT.fullmatch(symbols[0])

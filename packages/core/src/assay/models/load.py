@@ -57,7 +57,7 @@ DTYPES = {
 
 
 FUSED = "sdpa"
-"""What transformers calls torch's fused attention."""
+"""The name of torch's fused attention in transformers."""
 
 
 @dataclass(frozen=True, slots=True)

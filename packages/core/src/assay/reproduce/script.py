@@ -110,7 +110,7 @@ class Reproduction:
 
     @property
     def kind(self) -> Kind:
-        """What is compared."""
+        """Return what is compared."""
         dtype = self.tensors["right"].dtype
         exact: Kind = "mask" if dtype is torch.bool else "exact"
         return "values" if dtype.is_floating_point else exact

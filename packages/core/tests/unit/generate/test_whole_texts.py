@@ -195,7 +195,7 @@ def test_model_that_reads_padding_contradicts_itself(side: Side) -> None:
         *_, note = contradictions_of(side, batch)
 
     assert note.startswith(
-        "the model's code contradicts itself: a text alone and beside a longer one has other logits (relative error"
+        "the model's code contradicts itself: the logits of a text change if its batch pads it (relative error"
     )
     assert "first at prompt 3, new token 0): it reads padding" in note
 
