@@ -7,6 +7,7 @@ from pydantic import Field
 
 from assay.devices.detection import require_run
 from assay.devices.run_string import Run, parse_run
+from assay.files import read_json_object
 from assay.judge.levels import conclude
 from assay.judge.loaded import judge_load
 from assay.launch import RemoteFunction, call
@@ -116,10 +117,11 @@ def _load(asked: LoadRequest, run: Run, progress: Progress) -> "LoadedModel":
 
 
 def find_wrong_values(asked: LoadRequest, progress: Progress) -> "list[WrongValue]":
-    """Load the requested model, and return the weights that are not its files'."""
+    """Load the requested model, and return the weights and settings that are not its files'."""
     from assay.models.inspect.inspection import build_again, inspect_load
     from assay.models.inspect.weights import all_tensors
-    from assay.reproduce.wrong_values import compare_weights
+    from assay.models.sources import local_folder
+    from assay.reproduce.wrong_values import compare_values, compare_weights
 
     loaded = _load(asked, _run_of(asked), progress)
     inspection = inspect_load(loaded, asked.remote_code)
@@ -128,5 +130,13 @@ def find_wrong_values(asked: LoadRequest, progress: Progress) -> "list[WrongValu
         built = dict(all_tensors(build_again(loaded, asked.remote_code)))
         inspection.made = {one.name: built[one.name] for one in report.weights if one.name in built}
     wrong = {one.name for one in report.weights if one.problem != "differs" or one.beyond_rounding}
-    weights = compare_weights(loaded.model, inspection, "after loading")
-    return [one for one in weights if one.name in wrong]
+    when = "after loading"
+    weights = compare_weights(loaded.model, inspection, when)
+    found = [one for one in weights if one.name in wrong]
+    with local_folder(loaded.source, asked.remote_code) as folder:
+        stored = read_json_object(folder / "config.json")
+    for key in report.keys:
+        if key.key in stored and key.problem != "unread":
+            used = getattr(loaded.config, key.nearest or key.key, None)
+            found += compare_values(f"config.json: {key.key}", stored[key.key], used, when)
+    return found

@@ -8,7 +8,7 @@ import pytest
 
 from assay.models import resolve_model
 from packages.core.tests.faults.published.models import make_model
-from packages.core.tests.faults.published.test_loads import CHAT, with_template
+from packages.core.tests.faults.published.test_loads import CHAT, under_new_name, with_template
 from packages.core.tests.subsystem.commands import error_of, run_alone, run_in_process
 
 # A check and its reproduction start ten processes that import torch.
@@ -27,7 +27,7 @@ CHECK = ("--reference", "cpu/float32", "--candidate")
             "train",
             "trainer",
             "training_plants/conventions.py:DecaysWhileSkipping",
-            "v * 0.99",
+            't["actual"]',
             marks=pytest.mark.long,
         ),
         *(
@@ -120,6 +120,22 @@ def test_a_weight_that_is_loaded_wrongly_fails_beside_the_bytes_of_its_file(
     code, output = run_alone(script)
     assert code == 1
     assert "FAIL: model.layers.1.mlp.up_proj.weight is wrong" in output
+    assert run_alone(script, "--reference") == (0, "PASS\n")
+
+
+def test_a_setting_that_is_not_read_fails_by_its_numbers(tmp_path: Path) -> None:
+    model = Path(make_model("llama, theta 500000", tmp_path / "model"))
+    under_new_name(model)
+    assert run_in_process(tmp_path / "run", "check", "load", model).code == 1
+
+    made = run_in_process(tmp_path / "alone", "reproduce", tmp_path / "run")
+
+    script = tmp_path / "alone/reproduce.py"
+    assert (made.code, made.stdout) == (0, f"python {script}\n"), made.stderr
+    code, output = run_alone(script)
+    assert code == 1
+    assert "FAIL: config.json: rope_params is wrong" in output
+    assert "expected 500000.0" in output
     assert run_alone(script, "--reference") == (0, "PASS\n")
 
 

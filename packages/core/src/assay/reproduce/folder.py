@@ -109,7 +109,8 @@ def _with_clear_dtype(one: Reproduction, pair: RecordedValue) -> Reproduction:
     found = [each for each in in_dtypes if reproduces(each)]
     if not found:
         raise _RefusedError(
-            "the operations give the right value when they run again; near its limit, check in float32 first"
+            "the operations give the right value when they run again: compiled code is not recorded, and an"
+            " error near its limit may vanish (check in float32 first)"
         )
     # Another computation shows best in float32, and may hide in the noise of fewer values.
     is_clear = found[0].severity > _CLEAR or found[0].severity >= found[-1].severity

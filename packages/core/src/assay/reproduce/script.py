@@ -39,6 +39,7 @@ STATISTICS: dict[str, Statistic] = {
     "relative error": "replay-tensor",
     "error of the worst row": "replay-row",
     "error of the scale": "replay-slope",
+    "error of the scale of rows": "replay-row-slope",
 }
 
 _MOST_LINES = 120
@@ -47,7 +48,8 @@ _LEAST = 1e-6
 _LOWEST = {torch.finfo(one).min: one for one in (torch.float32, torch.bfloat16, torch.float16)}
 # Operations that a title names.
 _MOST_NAMED = 3
-# Operations share lines of so many characters: the first of these with which reproduce.py is short.
+# Operations share lines of so many characters: the first of these with which reproduce.py is short. With the
+# last, the sides share no line.
 _LONGEST = (0, 120, 240, 800)
 _INDENT = " " * 4
 _TO_THE_END = str(2**63 - 1)
@@ -219,8 +221,10 @@ class Reproduction:
 def _merge(candidate: Sequence[str], reference: Sequence[str], longest: int) -> str:
     """Return the body of one function: where both sides differ, a branch for each."""
     body: list[str] = []
-    matcher = difflib.SequenceMatcher(None, candidate, reference, autojunk=False)
-    for tag, start, stop, right_start, right_stop in matcher.get_opcodes():
+    spans = difflib.SequenceMatcher(None, candidate, reference, autojunk=False).get_opcodes()
+    if longest == _LONGEST[-1] and candidate != reference:
+        spans = [("replace", 0, len(candidate), 0, len(reference))]
+    for tag, start, stop, right_start, right_stop in spans:
         own, right = candidate[start:stop], reference[right_start:right_stop]
         if tag == "equal":
             body += _join(own, _INDENT, longest)

@@ -15,20 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from assay.judge.loaded import describe_weight
 from assay.models.inspect.weights import Inspection, all_tensors, measure_difference
-from assay.models.stored_tensors import same_bits
 from assay.reproduce.script import render, write_folder
 from assay.sites import unwrapped_path
 from assay.verdicts import Verdict
 
 # The part that the folder holds: rows that differ, and columns around the first difference.
 _MOST_ROWS, _BEFORE, _COLUMNS = 8, 4, 16
-
-# What a wrong loader does to the right values `v`: tried in this order, and kept if it gives the wrong ones.
-_MISTAKES = (
-    "torch.zeros_like(v)", "torch.ones_like(v)", "-v", "v + 1", "v - 1",
-    "v.to(torch.bfloat16).to(v.dtype)", "v.to(torch.float16).to(v.dtype)",
-    "v.to(torch.float8_e4m3fn).to(v.dtype)", "v.to(torch.float8_e5m2).to(v.dtype)",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,19 +64,6 @@ class WrongValue:
         fault = f"is wrong {self.when}"
         return describe_weight(found, fault) if found else f"{self.name} {fault}"
 
-    @cached_property
-    def mistake(self) -> str | None:
-        """Return code that makes the wrong values of the right ones `v`; None if none is known."""
-        expected, actual = self.expected, self.actual
-        if expected.shape != actual.shape:
-            return None
-        v, actual = self._cut(expected.to(self.dtype)), self._cut(actual)
-        codes = [*_MISTAKES]
-        if v.is_floating_point():
-            largest = int(v.abs().argmax())
-            codes.append(f"v * {float(actual.flatten()[largest] / v.flatten()[largest]):.4g}")
-        return next((code for code in codes if _gives(code, v, actual)), None)
-
     def _cut(self, tensor: Tensor) -> Tensor:
         rows, columns = self.part
         return _as_rows(tensor)[rows, columns].clone()
@@ -109,13 +88,6 @@ class WrongValue:
 def _as_rows(tensor: Tensor) -> Tensor:
     """Return a tensor as (R, C): C is its last dim."""
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(1, -1)
-
-
-def _gives(code: str, v: Tensor, actual: Tensor) -> bool:
-    try:
-        return same_bits(eval(code, {"torch": torch, "v": v}), actual.to(v.dtype))  # noqa: S307 - of _MISTAKES
-    except (RuntimeError, TypeError):
-        return False
 
 
 def numbers_of(value: object) -> Tensor:

@@ -223,6 +223,24 @@ def test_parts_of_a_flat_buffer_become_inputs_that_shrink() -> None:
     assert one.severity > 2
 
 
+def test_a_root_in_too_low_a_precision_is_seen_in_the_scale_of_rows() -> None:
+    def normalized(x: Tensor, _: Tensor, *, narrow: bool = False) -> Tensor:
+        mean = x.float().square().mean(-1, True)
+        root = mean.bfloat16().rsqrt().float() if narrow else mean.rsqrt()
+        return (x.float() * root).bfloat16()
+
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    answer = x.double() * x.double().square().mean(-1, True).rsqrt()
+    kept = torch.ones(64, dtype=torch.bool)
+    programs = record(partial(normalized, narrow=True), x, x), record(normalized, x, x)
+    pairs = [RecordedValue(SITE, *programs, {"right": answer, "compared": kept})]
+    limits = dict.fromkeys(STATISTICS, 5.0) | {"error of the scale of rows": 2.3}
+    one = build(pairs, "bfloat16", limits, "cpu")
+    assert isinstance(one, Reproduction)
+    over = [name for name, *row in one.measure("bfloat16", "cpu") if row[0] > row[1] * row[2]]
+    assert over == ["error of the scale of rows"]
+
+
 def test_the_wrong_row_stays_in_a_smaller_reproduction() -> None:
     one = build_for(doubled_row)
     assert severity(one.measure(one.dtype, "cpu")) > 1
@@ -385,6 +403,26 @@ def test_many_operations_share_a_line() -> None:
     assert isinstance(found, Reproduction)
     assert found.text.count("\n") < 140
     assert severity(found.measure("float32", "cpu")) > 1
+
+
+def test_sides_that_differ_in_every_other_operation_share_no_lines() -> None:
+    def sums(x: Tensor, weight: Tensor, *, narrow: bool = False) -> Tensor:
+        total = torch.zeros(32, 10, dtype=x.dtype)
+        for number in range(1, 25):
+            total = total + healthy(x * number, weight)
+            total = total.bfloat16().to(x.dtype) if narrow else total
+        return total
+
+    x, weight = inputs_of("float32")
+    answer = {
+        "right": sums(x.double(), weight.double()),
+        "compared": torch.ones(32, dtype=torch.bool),
+    }
+    programs = record(partial(sums, narrow=True), x, weight), record(sums, x, weight)
+    one = build([RecordedValue(SITE, *programs, answer)], "float32", LIMITS, "cpu")
+    assert isinstance(one, Reproduction)
+    assert one.text.count("\n") < 120
+    assert severity(one.measure("float32", "cpu")) > 1
 
 
 @pytest.mark.parametrize(

@@ -54,22 +54,6 @@ def test_only_elements_around_the_first_difference_are_held() -> None:
     assert found.part == ([5, 7], slice(19, 35))
 
 
-@pytest.mark.parametrize(
-    ("actual", "mistake"),
-    [
-        (torch.zeros(12, 10), "torch.zeros_like(v)"),
-        (RIGHT * 0.98, "v * 0.98"),
-        ((RIGHT / 7).bfloat16().float(), "v.to(torch.bfloat16).to(v.dtype)"),
-        (RIGHT + 1, "v + 1"),
-        (RIGHT.flip(1), None),
-        (None, None),
-    ],
-)
-def test_a_known_mistake_is_named(actual: Tensor | None, mistake: str | None) -> None:
-    expected = RIGHT / 7 if mistake and "bfloat16" in mistake else RIGHT
-    assert difference(actual, expected).mistake == mistake
-
-
 def with_rows(rows: slice, change: Callable[[Tensor], Tensor]) -> Tensor:
     changed = RIGHT.clone()
     changed[rows] = change(changed[rows])

@@ -23,6 +23,7 @@ from assay.value_changes import OF_WEIGHT, Proof, describe_values
 
 # Elements that are cast at a time, to fit the caches of one core.
 _CHUNK = 1 << 18
+_NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 # A change of a larger tensor is not described: the search takes a second for each 16 million values.
 _MOST_DESCRIBED = 1 << 24
 
@@ -88,13 +89,24 @@ def measure_difference(
     )
 
 
+# What a wrong loader does to all values of a weight, beside factors and other orders.
+_WRONG_BY = {"rounded to " + name: getattr(torch, name) for name in _NARROW} | {
+    "1 larger than the expected one": 1,
+    "1 smaller than the expected one": -1,
+}
+
+
 def describe_change(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
-    """Describe a factor, a transposition or another order; return "" if none explains the difference.
+    """Describe a rounding, a factor, a transposition or another order; return "" if none explains the difference.
 
     Shapes: (R, C) both.
     """
     if not dtype.is_floating_point or actual.is_complex() or actual.numel() > _MOST_DESCRIBED:
         return ""
+    for words, change in _WRONG_BY.items():
+        changed = expected + change if isinstance(change, int) else expected.to(change)
+        if change is not dtype and torch.equal(changed.to(dtype), actual.to(dtype)):
+            return f"It is {words}."
     unit_roundoff = torch.finfo(dtype).eps / 2
     proof = Proof(unit_roundoff, unit_roundoff)
     return describe_values(actual.double(), expected.double(), proof, OF_WEIGHT)

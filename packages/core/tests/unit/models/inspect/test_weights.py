@@ -340,6 +340,9 @@ def test_two_roundings_of_one_number_are_within_the_rounding_and_a_scale_is_not(
     [
         (lambda weight: weight[[1, 0, *range(2, 16)]], "Its rows 0 and 1 are swapped."),
         (lambda weight: weight.T, "It is the transpose of the expected one."),
+        (lambda weight: weight.to(torch.float8_e4m3fn).float(), "It is rounded to float8_e4m3fn."),
+        (lambda weight: weight.bfloat16().float(), "It is rounded to bfloat16."),
+        (lambda weight: weight + 1, "It is 1 larger than the expected one."),
         (lambda weight: weight + 0.1, ""),
     ],
 )
