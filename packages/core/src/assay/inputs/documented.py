@@ -14,22 +14,26 @@ Read = Callable[..., Any]
 """Return the first value of a configuration under these keys that is not None."""
 
 # `input_boxes (`torch.Tensor` of shape `(batch_size, num_boxes, 4)`)`, as transformers documents an argument.
+# Some have other quotes, or brackets, and boxes "for each token".
 _DOCUMENTED = re.compile(
-    r"^ *(\w+) \(`?(?:torch\.)?(\w*)`?\s+of shape `\(([^`\n]*(?:\)` or `\([^`\n]*)*)\)`",
+    r"^ *(\w+) \([`']*(?:torch\.)?(\w*)[`']*\s+of shape\s+[`'][([]([^`'\n]*(?:\)` or `\([^`'\n]*)*)[])][`']"
+    r"(?:.*\n.*(each token))?",
     re.MULTILINE,
 )
 _OR = ")` or `("
+_STATES_OR_VECTOR = f"batch_size, sequence_length, hidden_size{_OR}batch_size, hidden_size"
 # Given in another way, or without effect on a module that is not called.
 _EXCLUDED = re.compile(
     r"(decoder_)?(inputs_embeds|attention_mask|position_ids)|input_ids|labels|.*_labels_?ids"
     r"|encoder_outputs|past_key_values|.*head_mask"
 )
-_OF_TEXT = re.compile(r"\{0\}|(input_ids|sequence|seq)_?len(gth)?|seqlen")
+_OF_TEXT = re.compile(r"(input_ids|sequence|seq)_?len(gth)?|seqlen")
 # An encoder's output, images and sounds: their sequence length is not the number of tokens.
 _OF_OWN_LENGTH = re.compile(r"encoder_|pixel_|input_(features|values)")
 _FEW = 4
 # Settings with the size of a dim, where its documented name is not the setting's.
 _SETTINGS = {
+    "dim": ("hidden_size",),
     "hidden_size": ("cross_attention_hidden_size", "encoder_hidden_size", "d_model", "hidden_size"),
     "sequence_length": ("context_length",),
     "num_features": ("num_time_features",),
@@ -39,10 +43,21 @@ _SETTINGS = {
 def document_arguments(forward: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     """Return the kind of tensor and the dims, as text, of each argument that a caller may have to give.
 
-    Both are "" for a mask without documentation.
+    Both are "" for a mask without documentation. A required argument without it may be states or a vector.
     """
-    known = [one for one in inspect.signature(forward).parameters if not _EXCLUDED.fullmatch(one)]
-    found = {name: (kind, dims) for name, kind, dims in _DOCUMENTED.findall(forward.__doc__ or "")}
+    parameters = inspect.signature(forward).parameters.values()
+    required = {
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    }
+    known = [one.name for one in parameters if not _EXCLUDED.fullmatch(one.name)]
+    text = (forward.__doc__ or "").replace("{0}", "batch_size, sequence_length")
+    found = {
+        name: (kind, dims.replace("num_boxes", "sequence_length") if per_token else dims)
+        for name, kind, dims, per_token in _DOCUMENTED.findall(text)
+    }
+    found |= dict.fromkeys(required - found.keys(), ("", _STATES_OR_VECTOR))
     return {one: found.get(one, ("", "")) for one in known if one in found or one.endswith("mask")}
 
 

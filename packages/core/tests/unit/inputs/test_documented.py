@@ -122,3 +122,35 @@ sequence_length, input_size)`, *optional*):
     assert features[0] == (1, 14, 3)
     assert mask[0] == (1, 14)
     assert (1, 14, 2) in mask
+
+
+def test_other_quotes_and_brackets_and_boxes_of_tokens_are_read() -> None:
+    def read_boxes(input_ids: Any, bbox: Any, noise: Any, corners: Any) -> None:
+        """Compute.
+
+        Args:
+            bbox (`'torch.Tensor'` of shape '(batch_size, num_boxes, 4)'):
+                Corners of the box for each token.
+            noise (`torch.Tensor` of shape `[batch_size, config.speaker_dim, dim]`):
+                Start.
+            corners (`torch.LongTensor` of shape `({0}, 4)`):
+                Boxes.
+        """
+
+    documented = document_arguments(read_boxes)
+    bbox, noise, corners = (
+        next(likely_tensors(name, documented, read, of_tokens=True))
+        for name in ("bbox", "noise", "corners")
+    )
+    assert (bbox.layout, bbox.shape) == (corners.layout, corners.shape) == ("token", (1, 4))
+    assert noise.shape == (1, 12, 64)
+
+
+def test_required_argument_without_documentation_is_a_sequence_of_states_or_a_vector() -> None:
+    def act(action_embeds: Any, noise: Any = None) -> None:
+        """Compute."""
+
+    documented = document_arguments(act)
+    assert [*documented] == ["action_embeds"]
+    tried = likely_tensors("action_embeds", documented, read, of_tokens=False)
+    assert {one.shape for one in tried} >= {(1, 4, 64), (1, 64)}
