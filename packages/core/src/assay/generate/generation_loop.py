@@ -3,6 +3,7 @@
 Teacher forcing also uses the generation loop, so that its positions, masks and cache are tested.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
 )
@@ -141,7 +143,7 @@ def limits_of_generation(
         limits = _find_limits(loaded, processing)
     except UsageError as error:
         reason = error if isinstance(error, OutputError) else error.__cause__
-        if not loaded.can_generate or not _returns_no_logits(reason):
+        if not loaded.can_generate or not _returns_no_logits(reason, loaded):
             raise
         loaded = replace(loaded, can_generate=False)
         limits = replace(_find_limits(loaded, processing), only_forward=first_line(reason))
@@ -167,10 +169,17 @@ def limits_of_generation(
 _OURS = re.compile(r"logits_processor|output_logits|return_dict_in_generate|generation_config")
 
 
-def _returns_no_logits(error: BaseException | None) -> TypeGuard[OutputError]:
-    """Return True for an error of a `generate` that takes no processor of logits, or returns something else."""
+def _returns_no_logits(error: BaseException | None, loaded: LoadedModel) -> TypeGuard[OutputError]:
+    """Return True for an error of a `generate` that takes no processor of logits, needs an option, or returns something else."""
+    model: Any = loaded.model
+    usual, taken, given = (
+        {*inspect.signature(one).parameters}
+        for one in (GenerationMixin.generate, model.generate, model.forward)
+    )
     return isinstance(error, OutputError) and (
-        not error.raised or _OURS.search(str(error)) is not None
+        not error.raised
+        or _OURS.search(str(error)) is not None
+        or any(f"`{name}`" in str(error) for name in taken - usual - given)
     )
 
 
@@ -179,7 +188,7 @@ def _find_limits(loaded: LoadedModel, processing: ImageProcessing | str) -> Mode
     try:
         return with_additions(loaded, limits, generate)
     except OutputError as error:
-        if loaded.can_generate and _returns_no_logits(error):
+        if loaded.can_generate and _returns_no_logits(error, loaded):
             raise
     return limits  # the check names what the model raises
 

@@ -429,8 +429,8 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
 
 
 def valid_tokens(section: GoldenSection, batch: Batch, logits: Tensor) -> Tensor:
-    """Return the mask of compared logits, (B, T): all generated ones, or all but padding."""
-    if section.golden.model.can_generate:
+    """Return the mask of compared logits, (B, T): all generated ones and those of a decoder, or all but padding."""
+    if section.golden.model.can_generate or batch.decoder_start:
         return torch.ones(logits.shape[:2], dtype=torch.bool)
     return batch.attention_mask.bool()
 

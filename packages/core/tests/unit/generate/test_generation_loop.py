@@ -249,3 +249,21 @@ def test_outputs_are_named_by_the_model(output: object, names: list[str]) -> Non
 def test_output_without_a_floating_point_tensor_is_refused() -> None:
     with pytest.raises(OutputError, match=r"no floating-point tensor: ids of type torch\.int64"):
         name_outputs({"ids": torch.zeros(2, 5, dtype=torch.long)}, 260)
+
+
+@pytest.mark.parametrize(
+    ("message", "generates"), [("You must specify a `tgt_lang`.", False), ("No `inputs`.", True)]
+)
+def test_model_whose_generation_needs_an_option_is_called_once(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, message: str, generates: bool
+) -> None:
+    def generate_speech(tgt_lang: object = None, **_: object) -> None:
+        if tgt_lang is None:
+            raise ValueError(message)
+
+    monkeypatch.setattr(llama.model, "generate", generate_speech)
+
+    limits = limits_of_generation(llama)
+
+    assert limits.can_generate == generates
+    assert bool(limits.only_forward) != generates

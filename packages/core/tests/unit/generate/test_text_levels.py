@@ -21,6 +21,7 @@ from assay.generate.text_levels import (
     judge_logits_level,
     judge_sampler_level,
     judge_tokens_level,
+    valid_tokens,
 )
 from assay.inputs import Batch
 from assay.verdicts import Level, Outcome, TokenPosition
@@ -447,3 +448,14 @@ def test_gap_at_the_limit_is_a_near_tie(gap: float, *, near: bool) -> None:
     difference = FirstDifference(0, 0, 1, 2, gap, 0.1, 6.0)
 
     assert difference.is_near_tie is near
+
+
+def test_decoder_of_a_model_that_is_called_once_has_no_padding() -> None:
+    section: Any = SimpleNamespace(
+        golden=SimpleNamespace(model=SimpleNamespace(can_generate=False))
+    )
+    batch = Batch(0, ((1, 2, 3), (4,)), (0, 1), 0, 0, decoder_start=(5,))
+
+    assert valid_tokens(section, batch, torch.zeros(2, 1, 6)).tolist() == [[True], [True]]
+    plain = replace(batch, decoder_start=())
+    assert valid_tokens(section, plain, torch.zeros(2, 3, 6)).sum() == 4
