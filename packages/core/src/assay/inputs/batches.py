@@ -170,6 +170,8 @@ class ModelLimits:
     """Tensors of each row in every second batch, in place of `media`: a part of the model runs only with them."""
     images: tuple[InsertedMedia, ...] = ()
     """Images or sounds of several sizes that a text may hold; empty for other models."""
+    needs_image: bool = False
+    """True if every batch needs an image."""
     placeholders: tuple[int, ...] = ()
     """The token that an image replaces."""
     marked_in: tuple[str, ...] = ()

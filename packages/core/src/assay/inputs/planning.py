@@ -117,8 +117,9 @@ def plan_batches(
         batch = insert_media(batch, replace(limits, media=added), options.seed, of_rows)
         batches.append(_with_given(batch, members))
     if long_prompt is not None:
+        of_long = _PLACES[0] if limits.needs_image else ()
         batch = _long_batch(len(batches), len(prompts), long_prompt, limits)
-        batches.append(insert_media(batch, limits, options.seed, ((),)))
+        batches.append(insert_media(batch, limits, options.seed, (of_long,)))
         if limits.whole_prefill and len(long_prompt.ids) > LONG_PREFILL_CHUNK:
             notes.append(f"no prompt is read in chunks: {limits.whole_prefill}")
         prompts = [*prompts, long_prompt]

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -23,16 +24,17 @@ from assay.inputs import (
     join_media,
     limits_of,
 )
-from assay.media.forms import SOUND, Settings, likely_images, likely_media
+from assay.media.forms import SOUND, likely_images, likely_media
 from assay.media.lacking import NUM_FEATURES, complete, is_final, try_inputs, without_frames
 from assay.models import LoadedModel
-from assay.models.config_files import first_line
+from assay.models.config_files import Settings, first_line
 from assay.models.image_processing import (
     EncodedText,
     ImageProcessing,
     draw_image,
     load_image_processing,
 )
+from assay.models.load import IMAGE_PLACES
 
 
 def find_processing(loaded: LoadedModel) -> ImageProcessing | str:
@@ -125,6 +127,7 @@ def _find_media(
     All likely ones are tried on the model, alone before documented tensors are added to them.
     Raises: UsageError if it takes none of them.
     """
+    name = type(loaded.model).__name__
     error: Exception | None = None
     for search, media in product((try_inputs, complete), [*likely_media(loaded)]):
         try:
@@ -132,14 +135,13 @@ def _find_media(
         except Exception as raised:  # noqa: BLE001 - model code raises anything
             error = without_frames(raised) if error is None or is_final(raised) else error
     reason = f": {first_line(error.__cause__ or error)}" if error is not None else ""
-    name = type(loaded.model).__name__
     raise UsageError(
         f"{name} takes {loaded.media_input} of a shape that is not known{reason}"
     ) from error
 
 
 # Arguments that mark the tokens of an image, and settings with the tokens around an image.
-_MARKS = re.compile(r"(\w+_)?token_type_ids")
+_MARKS = re.compile(rf"(\w+_)?token_type_ids|{IMAGE_PLACES.pattern}")
 _BEGIN = re.compile(r"(boi|(image|vision)_(start|bos))_token_(id|index)")
 _END = re.compile(r"(eoi|(image|vision)_end)_token_(id|index)")
 
@@ -173,7 +175,7 @@ def _with_images(
     ]
     ways: list[Callable[[], Iterator[InsertedMedia]]] = [
         partial(_sized_images, sizes, partial(_count_tokens, loaded, limits, run), placeholder)
-        for sizes in likely_images(Settings(model).read, arguments)
+        for sizes in likely_images(Settings(model.config).read, arguments)
     ]
     if isinstance(processing, ImageProcessing):
         ways.insert(0, partial(_processed_images, processing, arguments))
@@ -184,9 +186,14 @@ def _with_images(
             found = replace(limits, images=images)
             if not images:
                 raise ValueError("no size of an image is known")  # noqa: TRY301 - as those of the model
-            return complete(loaded, found, run)
+            found = complete(loaded, found, run)
         except Exception as raised:  # noqa: BLE001 - code of models and processors raises anything
             error = error or without_frames(raised)
+        else:
+            with suppress(Exception):  # code of the model
+                try_inputs(loaded, replace(found, images=()), run)
+                return found
+            return replace(found, needs_image=True)
     reason = "" if error is None else f": {first_line(error.__cause__ or error)}"
     name = type(model).__name__
     return replace(limits, no_media=f"{name} takes them in a form that is not known{reason}")
@@ -261,7 +268,7 @@ def _count_tokens(
 ) -> int:
     """Return the number of tokens that an image or sound takes: its features, or 1 for a model that tells none."""
     model: Any = loaded.model
-    owners = (getattr(model, "model", None), model)  # the outer one may not name its arguments
+    owners = (*model.children(), model)  # the outer one may not name its arguments
     kind = "audio" if tensors[0].name == SOUND else "image"
     functions = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
     function = next((one for one in functions if one is not None), None)

@@ -17,6 +17,7 @@ from assay.inputs import (
     likely_tensors,
 )
 from assay.models import LoadedModel
+from assay.models.config_files import Settings
 
 # Samples of a sound: a quarter of a second at 16 kHz. Frames of a spectrogram: nearly a second, a multiple of the
 # usual factors of subsampling.
@@ -29,7 +30,7 @@ def likely_values(
     """Yield tensors of one row for a documented argument of the model, the likeliest first."""
     for shape in _likely_shapes(name, loaded.model):
         yield Media(name, (1, *shape))
-    read = Settings(loaded.model).read
+    read = Settings(loaded.model.config).read
     yield from likely_tensors(name, documented, read, of_tokens=loaded.reads_tokens)
 
 
@@ -37,7 +38,7 @@ def likely_media(loaded: LoadedModel) -> Iterator[tuple[Media, ...]]:
     """Yield the tensors of one row of the model's argument for images or sounds."""
     name, model = loaded.media_input, loaded.model
     arguments = inspect.signature(model.forward).parameters
-    read = Settings(model).read
+    read = Settings(model.config).read
     for sizes in _packed_images(name, read, arguments):
         yield sizes[0]
     for shape in _likely_shapes(name, model):
@@ -58,7 +59,7 @@ _PATCH_MASK = "bool_masked_pos"
 
 def _mask_patches(model: nn.Module, shape: Sequence[int]) -> Media:
     """Return a mask, (1, patches) bool, of every third patch of an image or video, (..., H, W)."""
-    read = Settings(model).read
+    read = Settings(model.config).read
     patch = read("patch_size") or 16
     sides = patch if isinstance(patch, list | tuple) else (patch, patch)
     num_patches = math.prod(size // side for size, side in zip(shape[-2:], sides, strict=True))
@@ -69,8 +70,8 @@ def _mask_patches(model: nn.Module, shape: Sequence[int]) -> Media:
 
 def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
     """Yield the shapes of one row of the argument `name`, without its batch."""
-    read = Settings(model).read
-    if name.startswith("pixel_values"):
+    read = Settings(model.config).read
+    if "pixel_values" in name:
         image = read("num_channels") or 3, *_image_size(read)
         num_frames = read("num_frames", "frames_per_clip")
         if num_frames is not None:
@@ -97,19 +98,6 @@ def _likely_shapes(name: str, model: nn.Module) -> Iterator[tuple[int, ...]]:
         length = (read("context_length") or _NUM_FRAMES) + max(read("lags_sequence") or [0])
         num_channels, size = read("num_input_channels"), read("input_size") or 1
         yield length, *((num_channels or size,) if num_channels or size > 1 else ())
-
-
-class Settings:
-    """A configuration and those inside it, in which the same setting has several names."""
-
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - any Hugging Face model
-        parts = (value for value in vars(model.config).values() if hasattr(value, "model_type"))
-        self._parts = [model.config, *parts]
-
-    def read(self, *keys: str) -> Any:  # noqa: ANN401 - a value of a configuration
-        """Return the first value that is not None."""
-        found = (getattr(part, key, None) for key in keys for part in self._parts)
-        return next((value for value in found if value is not None), None)
 
 
 # Height and width of images for models without a size of their own.
@@ -140,14 +128,16 @@ def _packed_images(
             Media(one, (1,), numbers=(merge,)) for one in arguments if one.endswith("merge_sizes")
         ]
         side = patch * merge
-        for of_patch, unit in (
-            ((channels * depth * patch**2,), 1),
-            ((channels, patch, patch), 1),
-            ((side, side, channels), merge),
+        flat = channels * depth * patch**2
+        for of_image, of_patch, unit in (
+            ((), (flat,), 1),
+            ((), (channels, patch, patch), 1),
+            ((), (side, side, channels), merge),
+            ((1,), (flat,), 1),  # an image with fewer patches is padded
         ):
             yield [
                 (
-                    Media(name, (high * wide // unit**2, *of_patch)),
+                    Media(name, (*of_image, high * wide // unit**2, *of_patch)),
                     _numbers(
                         grid,
                         [1, high // unit, wide // unit][-3 if grid.endswith("thw") else -2 :],

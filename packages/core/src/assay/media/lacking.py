@@ -245,4 +245,4 @@ def _watch(
 
 
 # In the message of a model that got another number of tokens.
-NUM_FEATURES = re.compile(r"features: (\d+)")
+NUM_FEATURES = re.compile(r"(?:features: |value tensor of shape \[)(\d+)")

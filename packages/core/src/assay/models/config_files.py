@@ -77,6 +77,20 @@ def find_model_class(
     return found
 
 
+class Settings:
+    """A configuration and those inside it, the outer ones first, in which the same setting has several names."""
+
+    def __init__(self, config: Any) -> None:  # noqa: ANN401 - of transformers
+        self.parts = [config]
+        for part in self.parts:
+            self.parts += (one for one in vars(part).values() if hasattr(one, "model_type"))
+
+    def read(self, *keys: str) -> Any:  # noqa: ANN401 - a value of a configuration
+        """Return the first value that is not None."""
+        found = (getattr(part, key, None) for key in keys for part in self.parts)
+        return next((value for value in found if value is not None), None)
+
+
 def attention_of(model: object) -> str:
     """Return the attention implementation of a module or a `LoadedModel`."""
     config = getattr(model, "config", None)

@@ -18,6 +18,7 @@ from assay.models import weight_files
 from assay.models.config_files import (
     NUM_BYTES,
     Message,
+    Settings,
     attention_of,
     find_model_class,
     find_tokenizing,
@@ -242,8 +243,9 @@ def _describe(
     except ValueError as error:  # a text encoder and a decoder of something else
         raise UsageError(f"{source.reference}: {first_line(error)}") from error
     # A model without a vocabulary that reads ids accepts any, as CANINE hashes code points.
-    without_limit = NUM_BYTES if "input_ids" in inspect.signature(module.forward).parameters else 0
-    vocab_size = getattr(config, "vocab_size", None) or without_limit
+    vocab_size = getattr(config, "vocab_size", None) or 0
+    if not vocab_size and "input_ids" in inspect.signature(module.forward).parameters:
+        vocab_size = Settings(module.config).read("vocab_size") or NUM_BYTES
     tokenizing = find_tokenizing(
         folder,
         vocab_size=vocab_size,
@@ -281,7 +283,7 @@ def _describe(
         can_generate=bool(module.can_generate()) and not _scores_frames(module),
         decoder_start=_decoder_start(module),
         media_input=_media_input(module),
-        media_token_id=_media_token_id(module.config),
+        media_token_id=_media_token_id(module),
         notes=tuple(notes),
     )
 
@@ -506,6 +508,8 @@ def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
 
 # Keys of a configuration whose model puts images or sounds between the tokens of a text.
 _TOKENS_OF_MEDIA = re.compile(r".*(image|img|video|vision|audio|speech).*_token_(id|index)")
+# An argument that is 1 at the tokens of a text that the values of an image replace, whatever their ids.
+IMAGE_PLACES = re.compile(r"image_embeds_position_mask")
 _MEDIA = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 
 
@@ -521,15 +525,20 @@ def _media_input(module: Any) -> str:  # noqa: ANN401 - as `_describe`
         # `main_input_name` has a default that the forward call of a tower may lack.
         return next((name for name in (*names, *parameters) if name in parameters), "")
     known = [name for name in _MEDIA if name in parameters]
-    is_mixed = any(_TOKENS_OF_MEDIA.fullmatch(key) for key in vars(module.config))
+    keys = {key for part in Settings(module.config).parts for key in vars(part)}
+    is_mixed = any(map(_TOKENS_OF_MEDIA.fullmatch, keys)) or any(
+        map(IMAGE_PLACES.fullmatch, parameters)
+    )
     return known[0] if known and not is_mixed and not module.can_generate() else ""
 
 
-def _media_token_id(config: object) -> int | None:
+def _media_token_id(module: Any) -> int | None:  # noqa: ANN401 - as `_describe`
     """Return the token that stands for an image in a text, or for a sound in a model without images."""
     names = (f"{kind}_token_{end}" for kind in ("image", "audio") for end in ("id", "index"))
-    found = (getattr(config, name, None) for name in names)
-    return next((id_ for id_ in found if isinstance(id_, int)), None)
+    parts = Settings(module.config).parts
+    found = (getattr(part, name, None) for name in names for part in parts)
+    is_any = any(map(IMAGE_PLACES.fullmatch, inspect.signature(module.forward).parameters))
+    return next((id_ for id_ in found if isinstance(id_, int)), 0 if is_any else None)
 
 
 def _pad_token_id(

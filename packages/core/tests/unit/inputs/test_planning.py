@@ -324,6 +324,12 @@ def test_every_batch_has_a_text_without_an_image_and_no_seed_twice() -> None:
     assert len({*seeds}) == len(seeds)
 
 
+def test_long_text_has_an_image_if_the_model_needs_one() -> None:
+    planned = plan(dataclasses.replace(WITH_IMAGES, needs_image=True))
+
+    assert [len(row) for row in planned.batches[-1].media] == [1]
+
+
 def test_given_prompts_hold_no_media() -> None:
     planned = plan_batches(WITH_IMAGES, BatchOptions(), encode, [Prompt("a", (1, 2))])
 
