@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.inputs import (
@@ -127,7 +127,13 @@ def _find_media(
     All likely ones are tried on the model, alone before documented tensors are added to them.
     Raises: UsageError if it takes none of them.
     """
-    name = type(loaded.model).__name__
+    model: Any = loaded.model
+    name = type(model).__name__
+    kind = inspect.signature(model.forward).parameters[loaded.media_input].annotation
+    if type(model).forward is nn.Module.forward:
+        raise UsageError(f"{name} has no forward call")
+    if isinstance(kind, type) and not issubclass(kind, (Tensor, inspect.Parameter.empty)):
+        raise UsageError(f"{name} takes {loaded.media_input}, which is no tensor: {kind.__name__}")
     error: Exception | None = None
     for search, media in product((try_inputs, complete), [*likely_media(loaded)]):
         try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from assay.errors import UsageError
 from assay.inputs import Batch
 from assay.media import find_input_limits
 from assay.media.finding import model_inputs
@@ -147,3 +148,24 @@ def test_vocabulary_may_be_that_of_an_inner_configuration(
     loaded = _describe(model, ModelSource("spoken", "folder", tmp_path), tmp_path, "refuse")
 
     assert loaded.vocab_size == vocab_size
+
+
+class Session:
+    """No tensor."""
+
+
+class OfSession(Settled):
+    def forward(self, session: Session) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "message"),
+    [
+        (Settled(), "input", "Settled has no forward call"),
+        (OfSession(), "session", "OfSession takes session, which is no tensor: Session"),
+    ],
+)
+def test_model_without_tensors_is_refused_at_once(model: Any, name: str, message: str) -> None:
+    loaded = load(model, name)
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        find_input_limits(loaded, run=lambda *_: pytest.fail("the model was called"))
