@@ -20,7 +20,14 @@ from assay.errors import MachineError, UsageError
 from assay.files import file_digest, read_sealed, write_sealed, write_whole
 from assay.judge.levels import LevelResult, conclude, failed, not_compared, not_run, passed, rows_of
 from assay.judge.wording import format_count
-from assay.launch import ProcessError, RemoteFunction, call, end_command, own_variables
+from assay.launch import (
+    ProcessError,
+    RemoteFunction,
+    call,
+    end_command,
+    find_python,
+    own_variables,
+)
 from assay.output.console import new_table
 from assay.progress import format_duration
 from assay.runs import Progress, provenance
@@ -122,19 +129,15 @@ def _require_alike(results: Sequence[PerformanceResult], names: Sequence[str], w
             raise UsageError(f"{where}: not comparable, different {name}: {'; '.join(values)}")
 
 
-def find_python(path: Path) -> Path:
-    """Return the Python of a virtual environment, or the executable itself. Raises: UsageError."""
-    candidates = [path / "bin" / "python", path / "Scripts" / "python.exe"]
-    if path.is_file():
-        candidates = [path]
-    for candidate in candidates:
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            # Not resolved: Python finds a virtual environment by the path of the link.
-            return candidate.absolute()
-    raise UsageError(
-        f"{path} is neither a folder with bin/python, a Python executable, nor a folder with finished runs of"
-        " `assay bench perf`"
-    )
+def require_python(path: Path) -> Path:
+    """Return the Python of a side. Raises: UsageError."""
+    python = find_python(path)
+    if python is None:
+        raise UsageError(
+            f"{path} is neither a folder with bin/python, a Python executable, nor a folder with finished runs of"
+            " `assay bench perf`"
+        )
+    return python
 
 
 SIDES = "A", "B"
@@ -162,7 +165,7 @@ def measure_environments(
     Returns: the folders of the runs of A and of B.
     Raises: UsageError for a folder of another comparison; ProcessError, with the end of the log, if a run fails.
     """
-    pythons = [find_python(path) for path in environments]
+    pythons = [require_python(path) for path in environments]
     plan = Plan(environments=[str(python) for python in pythons], request=request)
     if not (folder / PLAN_FILE).is_file():
         write_sealed(folder / PLAN_FILE, plan)

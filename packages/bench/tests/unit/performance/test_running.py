@@ -23,12 +23,12 @@ from assay_bench.performance.running import (
     Block,
     compare_sides,
     comparison_table,
-    find_python,
     find_stored,
     judge_suite,
     measure_environments,
     performance_table,
     ratio_interval,
+    require_python,
 )
 from packages.bench.tests.unit.performance.sample_results import performance_result, suite_result
 
@@ -192,7 +192,7 @@ def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
     with pytest.raises(UsageError, match=f"{name} is neither a folder with bin/python"):
-        find_python(tmp_path / name)
+        require_python(tmp_path / name)
 
 
 def test_six_blocks_span_the_interval() -> None:

@@ -388,8 +388,12 @@ def train_check_of(given: Mapping[str, Any]) -> "TrainCheck":
 
 
 def _interpreter(path: str | Path | None) -> Path | None:
-    """Return the absolute path; a link is kept, as it leads to its environment."""
-    return None if path is None else Path(path).expanduser().absolute()
+    from assay.launch import find_python
+
+    found = None if path is None else find_python(Path(path).expanduser())
+    if path is not None and found is None:
+        raise UsageError(f"{path} is neither a folder with bin/python nor a Python executable")
+    return found
 
 
 def _with_defaults(function: Callable[..., object], given: Mapping[str, Any]) -> SimpleNamespace:

@@ -58,7 +58,7 @@ def reproduce(
 ) -> None:
     """Write a script that shows a run's error with torch alone.
 
-    Example: assay reproduce runs/2026-11-02-check-generate
+    Example: assay reproduce runs/20261102-101500-check-generate
 
     `python DIR/reproduce.py` runs the operations that made the wrong value, and exits with 1. To record them,
     the candidate runs once more.

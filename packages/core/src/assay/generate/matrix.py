@@ -10,7 +10,7 @@ from assay.generate.check import capture_for, check_generate
 from assay.generate.spec import GenerateCheck
 from assay.judge.explain import describe_cause
 from assay.judge.levels import LevelResult, conclude, not_compared
-from assay.judge.wording import describe_location
+from assay.judge.wording import describe_location, format_count
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
@@ -45,7 +45,7 @@ def check_matrix(
         results[f"{name}: {describe_versions(found.candidate)}"] = LevelResult(level)
         facts = {"model": found.model, "reference": found.reference}
     passed = sum(one.level.verdict is Outcome.PASS for one in results.values())
-    headline = f"{passed} of {len(results)} environments agree with the golden."
+    headline = f"{passed} of {format_count(len(results), 'environment')} agree with the golden."
     verdict = conclude(results, candidate={"run": str(check.candidate)}, headline=headline, **facts)
     return write_results(verdict, [], folder, check.command)
 

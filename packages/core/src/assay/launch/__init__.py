@@ -32,6 +32,7 @@ from assay.launch.first_rank import (
 from assay.launch.process_groups import (
     FORK_SERVER,
     end_command,
+    find_python,
     interrupt_all,
     own_variables,
     require_candidate_python,
@@ -53,6 +54,7 @@ __all__ = [
     "WorldSkipped",
     "call",
     "end_command",
+    "find_python",
     "interrupt_all",
     "is_first_rank",
     "leave_together",

@@ -398,6 +398,14 @@ sys.stdout.write(chr(10) + json.dumps([found, sys.prefix]))
 """
 
 
+def find_python(path: Path) -> Path | None:
+    """Return the Python of a virtual environment, or the executable itself, as an absolute path; None without one."""
+    inside = [path / "bin" / "python", path / "Scripts" / "python.exe"]
+    # Not resolved: Python finds a virtual environment by the path of the link.
+    found = (one.absolute() for one in ([path] if path.is_file() else inside))
+    return next((one for one in found if one.is_file() and os.access(one, os.X_OK)), None)
+
+
 def require_candidate_python(python: Path, golden: Path | None) -> None:
     """Raise UsageError, in one sentence, unless `python` runs and has this version of assay.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import require_candidate_python
+from assay.launch import find_python, require_candidate_python
 from assay.launch.process_groups import own_variables
 
 
@@ -100,3 +100,12 @@ def test_another_python_gets_no_import_path_from_here() -> None:
     given = {"PYTHONPATH": "here", "PYTHONHOME": "here", "HOME": "kept"}
     assert own_variables(Path(sys.executable), given) == {"HOME": "kept"}
     assert "here" not in own_variables(None, given)["PYTHONPATH"]
+
+
+def test_an_environment_is_named_by_its_folder_or_its_python(tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "file").write_text("no program")
+    assert find_python(tmp_path / "venv") == find_python(python) == python
+    assert [find_python(tmp_path / name) for name in ("absent", "venv/bin", "file")] == [None] * 3
