@@ -100,10 +100,10 @@ def test_words_of_messages_are_explained_and_are_not_diagnoses() -> None:
 @pytest.mark.parametrize(
     ("name", "start"),
     [
-        ("PASS", "PASS: everything was compared"),
+        ("PASS", "PASS: no error above the resolution"),
         ("FAIL", "FAIL: an error was found"),
         ("NOT_COMPARED", "NOT_COMPARED: something was not looked at"),
-        ("0", "0 (PASS): everything"),
+        ("0", "0 (PASS): no error"),
         ("1", "1 (FAIL): an error"),
         ("2", "2: usage or environment error"),
         ("3", "3 (NOT_COMPARED): something"),
