@@ -91,4 +91,4 @@ def test_search_ends_when_settings_are_refused_in_the_same_words(
 
     build_tiny(Architecture("llama", "LlamaModel"))
 
-    assert len(refused) == 4  # three of limited sizes, and one of divided sizes
+    assert len(refused) == 6  # five of limited sizes, and one of divided sizes

@@ -21,7 +21,7 @@ from assay.models import load_model
 MOST_PARAMETERS = 36_000_000
 # Searches for the shape of a model's inputs that end in the same words, numbers included: a search takes seconds, and
 # is the same for other settings.
-_MOST_REFUSALS = 3
+_MOST_REFUSALS = 5
 _UNKNOWN_SHAPE = "of a shape that is not known"
 
 _LAYERS = re.compile(r"(num|n)_?(hidden_)?(layers?|blocks)|.*_layers|n_layer|depth")
