@@ -86,7 +86,23 @@ class Uncounted(Marked):
         del self._modules["part"]
 
 
-@pytest.mark.parametrize("model_class", [Marked, Uncounted])
+class Merging(Uncounted):
+    """One that also replaces a single token by all features of an image."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        pixel_values: Any = None,
+        attention_mask: Any = None,
+        image_embeds_position_mask: Any = None,
+    ) -> torch.Tensor:
+        marks = image_embeds_position_mask
+        if pixel_values is not None and int(marks.sum()) == len(pixel_values):
+            return self.weight * torch.ones(*input_ids.shape, WIDTH)
+        return super().forward(input_ids, pixel_values, attention_mask, marks)
+
+
+@pytest.mark.parametrize("model_class", [Marked, Uncounted, Merging])
 def test_mask_marks_as_many_tokens_as_an_image_has_features(model_class: type[Any]) -> None:
     model = model_class()
     assert _media_input(model) == ""
