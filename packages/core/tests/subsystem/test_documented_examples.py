@@ -19,9 +19,8 @@ ROOT = Path(__file__).parents[4]
 # Pages with the number of outputs that they show.
 PAGES = {
     "accelerators": 1,
-    "capture": 1,
+    "capture": 2,
     "compare": 1,
-    "debugging": 1,
     "expectations": 1,
     "first-ten-minutes": 5,
     "own-hooks": 1,
